@@ -1,0 +1,1 @@
+"""How numbers are made. Prints nothing; may import torch."""

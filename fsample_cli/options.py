@@ -1,0 +1,304 @@
+"""Options that commands share, and the checks behind them. Every error names the option, the rule and the value."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fsample_cli import checkpoint as checkpoints
+from fsample_cli.errors import MissingError, UsageError
+from fsample_cli.reporters import Target, check_target
+from fsample_cli.workloads import DTYPES, PRESETS, Workload, find_preset
+
+MAX_BATCH = 2**24  # rows that the noise's counter can tell apart
+MAX_SEED = 2**64
+
+
+class Device(str, Enum):
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class DType(str, Enum):
+    auto = "auto"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+class Format(str, Enum):
+    table = "table"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Batch sizes in rising order: `1..256` is the powers of two from 1 to 256; `1,3,7`, `64`, `1..8,12` work too.
+
+    Raises UsageError.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        if dots:
+            low, high = _batch(first, text), _batch(last, text)
+            if low > high:
+                raise UsageError(
+                    f"--batch ranges must count up, got {part.strip()!r}", f"write it as {high}..{low}"
+                )
+            if low & (low - 1) or high & (high - 1):
+                raise UsageError(
+                    f"--batch ranges must start and end at a power of two, got {part.strip()!r}",
+                    "list other sizes instead, as in 1..64,100",
+                )
+            found.update(2**k for k in range(low.bit_length() - 1, high.bit_length()))
+        else:
+            found.add(_batch(first, text))
+    return tuple(sorted(found))
+
+
+def _batch(digits: str, text: str) -> int:
+    # int() would also take "1_000", " 7" and digits of other scripts
+    if not (digits.isascii() and digits.isdigit()):
+        raise UsageError(
+            f"--batch must be whole numbers as in 1..256, 1,3,7 or 64, got {text!r}",
+            "1..256 means 1, 2, 4, ..., 256",
+        )
+    value = int(digits) if len(digits) < 20 else MAX_BATCH + 1
+    if not 1 <= value <= MAX_BATCH:
+        raise UsageError(f"--batch sizes must lie in 1..{MAX_BATCH}, got {digits}", "try --batch 1..256")
+    return value
+
+
+def _check_batches(text: str) -> str:
+    parse_batches(text)
+    return text
+
+
+def _check_temperature(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(
+            f"--temperature must be a finite number, 0 or above, got {value}",
+            "0 is greedy, 1 the model's own",
+        )
+    return value
+
+
+def _check_seed(value: int) -> int:
+    if not 0 <= value < MAX_SEED:
+        raise UsageError(f"--seed must lie in 0..2^64-1, got {value}", "try --seed 0")
+    return value
+
+
+def _check_vocab(value: int | None) -> int | None:
+    return _check_size("--vocab", value, "151936")
+
+
+def _check_hidden(value: int | None) -> int | None:
+    return _check_size("--hidden", value, "4096")
+
+
+def _check_size(option: str, value: int | None, example: str) -> int | None:
+    if value is not None and not 1 <= value < 2**31:
+        raise UsageError(f"{option} must lie in 1..2^31-1, got {value}", f"try {option} {example}")
+    return value
+
+
+def _complete_preset(incomplete: str) -> list[str]:
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def _check_preset(name: str | None) -> str | None:
+    return name if name is None else find_preset(name).name
+
+
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="Named model shape; `fsample presets` lists them.",
+        autocompletion=_complete_preset,
+        callback=_check_preset,
+        show_default=False,
+    ),
+]
+VocabOption = Annotated[
+    int | None,
+    typer.Option("--vocab", help="Vocabulary size V.", callback=_check_vocab, show_default=False),
+]
+HiddenOption = Annotated[
+    int | None, typer.Option("--hidden", help="Hidden size D.", callback=_check_hidden, show_default=False)
+]
+CheckpointOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        help="Hugging Face folder or .safetensors file; only its LM head is read.",
+        show_default=False,
+    ),
+]
+StatesOption = Annotated[
+    Path | None,
+    typer.Option("--states", help="Real hidden states [N, D], .safetensors or .npy.", show_default=False),
+]
+DeviceOption = Annotated[Device, typer.Option("--device", help="auto is the GPU when there is one.")]
+DTypeOption = Annotated[
+    DType,
+    typer.Option("--dtype", help="auto is bf16 (or the checkpoint's own) on a GPU and fp32 on the CPU."),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="64-bit seed of inputs and draws.", callback=_check_seed)
+]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", help="Default: by the suffix of --output, else table.", show_default=False),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the result here instead of stdout.", show_default=False),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite --output.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+BatchOption = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        help="Batch sizes: 1..256 is 1, 2, 4, ..., 256; 1,3,7 and 64 work too.",
+        callback=_check_batches,
+    ),
+]
+SamplerOption = Annotated[
+    list[str] | None,
+    typer.Option("--sampler", help="Repeat or separate by commas; also module:function.", show_default=False),
+]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", help="0 is greedy.", callback=_check_temperature)
+]
+
+
+def parse_samplers(
+    values: Sequence[str] | None, known: Iterable[str], default: Sequence[str]
+) -> tuple[str, ...]:
+    """Sampler names in the order given, each once; `all` is every known one, `module:function` the user's own.
+
+    `known` names may be asked for with an algorithm, as in fused:element. Raises UsageError for any other name.
+    """
+    names = tuple(known)
+    chosen: list[str] = []
+    for name in [part.strip() for value in values or () for part in value.split(",")]:
+        base, colon, rest = name.partition(":")
+        if name == "all":
+            chosen.extend(names)
+        elif base in names or (colon and base and rest):
+            chosen.append(name)
+        else:
+            near = difflib.get_close_matches(base, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "your own is named module:function"
+            raise UsageError(f"--sampler must be one of {', '.join(names)}, got {name!r}", hint)
+    return tuple(dict.fromkeys(chosen or default))
+
+
+def resolve_device(device: Device | str) -> str:
+    """ "cuda" or "cpu". Raises MissingError where a GPU is asked for and there is none. Imports torch."""
+    wanted = Device(device)
+    if wanted is Device.cpu:
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted is Device.cuda:
+        raise MissingError(
+            "--device cuda needs a GPU that torch can use, found none",
+            "`fsample doctor` says what is missing; --device cpu runs without one",
+        )
+    return "cpu"
+
+
+def resolve_dtype(dtype: DType | str, device: str, own: str | None = None) -> str:
+    """One of bf16, fp16, fp32. `auto`: fp32 on the CPU, where 16-bit matmuls are slow; `own` or bf16 on a GPU."""
+    wanted = DType(dtype)
+    if wanted is not DType.auto:
+        return wanted.value
+    return "fp32" if device == "cpu" else own or "bf16"
+
+
+def build_workload(
+    *,
+    preset: str | None,
+    vocab: int | None,
+    hidden: int | None,
+    checkpoint: Path | None,
+    states: Path | None,
+    device: str,
+    dtype: DType | str,
+    default: Workload,
+) -> Workload:
+    """The one workload the options ask for, with files looked at (their headers only) and shapes compared.
+
+    `device` is resolved. `default` serves when no option names a shape; --vocab or --hidden alone changes that one
+    size of it. Raises UsageError or InputError.
+    """
+    given = [
+        name
+        for name, there in (
+            ("--preset", preset is not None),
+            ("--vocab/--hidden", vocab is not None or hidden is not None),
+            ("--checkpoint", checkpoint is not None),
+        )
+        if there
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", "give one of them")
+    if checkpoint is not None:
+        head = checkpoints.find_head(checkpoint)
+        workload = Workload(
+            "checkpoint", head.vocab, head.hidden, resolve_dtype(dtype, device, head.dtype),
+            checkpoint=str(checkpoint), softcap=head.softcap, logit_scale=head.logit_scale, vocab_size=head.vocab_size,
+        )  # fmt: skip
+    elif preset is not None:
+        workload = find_preset(preset).workload(resolve_dtype(dtype, device))
+    else:
+        workload = replace(default, dtype=resolve_dtype(dtype, device))
+        if vocab is not None or hidden is not None:
+            workload = Workload(
+                "custom", default.vocab if vocab is None else vocab, default.hidden if hidden is None else hidden,
+                workload.dtype,
+            )  # fmt: skip
+    assert workload.dtype in DTYPES
+    if states is None:
+        return workload
+    shape = checkpoints.states_shape(states)
+    if shape[1] != workload.hidden:
+        raise UsageError(
+            f"--states must be [N, D] with D = {workload.hidden}, got {list(shape)} in {states}",
+            "take the states and the head from the same model",
+        )
+    return replace(workload, states=str(states))
+
+
+def check_output(format: Format | None, output: Path | None, force: bool) -> Target:
+    """Where the result goes, found usable before the run. Raises UsageError."""
+    return check_target(None if format is None else format.value, output, force)
+
+
+def command_line() -> str:
+    """The command as it was typed, for records: `fsample bench --batch 1..256`."""
+    return shlex.join(["fsample", *sys.argv[1:]])
+
+
+def note(text: str, quiet: bool) -> None:
+    """A line for the user on stderr; stdout carries results only."""
+    if not quiet:
+        print(f"fsample: {text}", file=sys.stderr)

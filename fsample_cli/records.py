@@ -1,0 +1,301 @@
+"""Results as frozen dataclasses, and their one JSON form (schema 1). Units are in the field names.
+
+    {"schema": 1, "kind": "bench", "command": "fsample bench ...", "environment": {...}, "workload": {...},
+     "settings": {...}, "results": [{...}, ...]}
+
+JSON is strict: a number that is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from fsample_cli.errors import InputError
+from fsample_cli.workloads import Workload
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA = 1
+Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine and the software a number belongs to; None where it does not apply or cannot be known."""
+
+    gpu: str | None = None
+    gpu_count: int = 0
+    driver: str | None = None
+    clock_sm_mhz: int | None = None
+    clock_sm_max_mhz: int | None = None
+    clock_memory_mhz: int | None = None
+    power_limit_w: float | None = None
+    cpu: str | None = None
+    cpu_count: int | None = None
+    cpu_threads: int | None = None  # threads torch uses
+    numa_nodes: int | None = None
+    torch: str | None = None
+    cuda: str | None = None  # CUDA or ROCm version torch was built for
+    triton: str | None = None
+    flashinfer: str | None = None
+    cupti: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    fsample: str | None = None
+    commit: str | None = None  # with "+changes" when the tree was not clean
+    date: str | None = None  # UTC, ISO 8601
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One sampler at one batch size. `note` says why there is no number; then every figure is None."""
+
+    sampler: str
+    algorithm: str | None
+    implementation: str
+    batch: int
+    timer: str
+    iterations: int
+    samples_us: tuple[float, ...]  # every timed iteration, in order; nothing is dropped
+    median_us: float | None
+    p10_us: float | None
+    p90_us: float | None
+    bytes: int | None
+    flops: int | None
+    roofline_us: float | None
+    ratio_to_gemm: float | None
+    ratio_to_roofline: float | None
+    speedup: float | None  # baseline's median / this median
+    note: str = ""
+    clock_sm_mhz: int | None = None
+    throttled: bool | None = None
+
+
+@dataclass(frozen=True)
+class IoModelResult(BenchResult):
+    """A bench row with what the traffic model predicts for storing the logits as well."""
+
+    predicted_speedup: float | None = (
+        None  # bytes with the [B, V] round trip / bytes without, every term counted
+    )
+    predicted_speedup_simple: float | None = None  # 1 + 2 B / D
+    measured_overhead: float | None = None  # median of fused+store / median of fused, minus 1
+    measured_over_predicted: float | None = None  # measured_overhead / (predicted_speedup - 1)
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """One test of one sampler on one row."""
+
+    test: str
+    sampler: str
+    algorithm: str | None
+    implementation: str
+    batch: int
+    row: int | None
+    draws: int
+    statistic: float | None
+    dof: int | None
+    p_value: float | None
+    p_adjusted: float | None  # Holm, over all rows and samplers of the run
+    verdict: str  # "pass", "fail", "skipped"
+    effect: float | None = None  # smallest total-variation distance the test could have seen at its power
+    seconds: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """One stage or kernel of a traced run."""
+
+    stage: str
+    sampler: str
+    algorithm: str | None
+    batch: int
+    name: str  # kernel or operator name, or the stage again for its whole range
+    calls: int
+    total_us: float
+    median_us: float
+    share: float | None  # of the sampler's total time
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CompareResult:
+    """One sampler at one batch size in two records; ratio is after / before, so above 1 is slower."""
+
+    sampler: str
+    algorithm: str | None
+    batch: int
+    before_us: float | None
+    after_us: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: str  # "same", "faster", "slower", "regression", "only before", "only after"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorResult:
+    """One thing that was looked for. `remedy` is the command that brings it."""
+
+    topic: str
+    name: str
+    status: str  # "ok", "missing", "note"
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class PresetResult:
+    """One named model shape."""
+
+    preset: str
+    vocab: int
+    hidden: int
+    weight_gb: float  # bf16, 1e9 bytes
+    softcap: float | None
+    logit_scale: float
+    source: str
+
+
+@dataclass(frozen=True)
+class HardwareResult:
+    """One GPU of the table."""
+
+    gpu: str
+    memory_gb: float
+    bandwidth_tb_s: float
+    bf16_tflops: float
+    fp32_tflops: float
+    l2_mb: float | None
+    roofline_tb_s: float  # what a roofline uses: measured where known
+    roofline_tflops: float
+    source: str
+
+
+Result: TypeAlias = (
+    "BenchResult | IoModelResult | VerifyResult | TraceResult | CompareResult | DoctorResult | PresetResult"
+    " | HardwareResult"
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of one command. `settings` holds the protocol: seed, device, warm-ups, L2, ceilings, baseline, paths."""
+
+    kind: str
+    command: str  # the exact command line
+    environment: Environment | None
+    workload: Workload | None
+    results: tuple[Any, ...]  # of KINDS[kind], in the order to show
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    KINDS: ClassVar[dict[str, type]] = {
+        "bench": BenchResult,
+        "io-model": IoModelResult,
+        "verify": VerifyResult,
+        "trace": TraceResult,
+        "compare": CompareResult,
+        "doctor": DoctorResult,
+        "presets": PresetResult,
+        "hardware": HardwareResult,
+    }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and finite numbers, in the order of the schema."""
+        return {
+            "schema": self.schema,
+            "kind": self.kind,
+            "command": self.command,
+            "environment": None if self.environment is None else _plain(dataclasses.asdict(self.environment)),
+            "workload": None if self.workload is None else _plain(dataclasses.asdict(self.workload)),
+            "settings": _plain(self.settings),
+            "results": [_plain(dataclasses.asdict(row)) for row in self.results],
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "record") -> Record:
+        """The record that `to_dict` wrote. Raises InputError that names `where`, the field and the rule."""
+        if not isinstance(data, dict):
+            raise InputError(f"{where} must hold one JSON object, got {type(data).__name__}")
+        if data.get("schema") != SCHEMA:
+            raise InputError(
+                f"{where} must have schema {SCHEMA}, got {data.get('schema')!r}",
+                "write it again with this version of fsample",
+            )
+        kind = data.get("kind")
+        if kind not in cls.KINDS:
+            raise InputError(f"{where}: kind must be one of {', '.join(cls.KINDS)}, got {kind!r}")
+        rows = data.get("results")
+        if not isinstance(rows, list):
+            raise InputError(f"{where}: results must be a list, got {type(rows).__name__}")
+        settings = data.get("settings", {})
+        if not isinstance(settings, dict):
+            raise InputError(f"{where}: settings must be an object, got {type(settings).__name__}")
+        environment, workload = data.get("environment"), data.get("workload")
+        return cls(
+            kind=kind,
+            command=str(data.get("command", "")),
+            environment=None
+            if environment is None
+            else _build(Environment, environment, f"{where}: environment"),
+            workload=None if workload is None else _build(Workload, workload, f"{where}: workload"),
+            results=tuple(
+                _build(cls.KINDS[kind], row, f"{where}: results[{number}]") for number, row in enumerate(rows)
+            ),
+            settings=settings,
+        )
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a result, with preset, vocab, hidden, dtype and tp beside it; the rest of the record in `attrs`.
+
+        `samples_us` holds the raw samples of a row as a tuple.
+        """
+        import pandas
+
+        fields = [f.name for f in dataclasses.fields(self.KINDS[self.kind])]
+        columns = {name: [getattr(row, name) for row in self.results] for name in fields}
+        frame = pandas.DataFrame(columns, columns=fields)
+        if self.workload is not None:
+            for place, name in enumerate(("preset", "vocab", "hidden", "dtype", "tp")):
+                if name not in frame.columns:
+                    frame.insert(place, name, getattr(self.workload, name))
+        whole = self.to_dict()
+        frame.attrs = {name: whole[name] for name in ("kind", "command", "environment", "settings")}
+        return frame
+
+
+def _plain(value: Any) -> Any:
+    """The value with tuples as lists and numbers that are not finite as None, so that strict JSON can carry it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _build(kind: type, data: object, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise InputError(f"{where} must be an object, got {type(data).__name__}")
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise InputError(f"{where} has a field that schema {SCHEMA} does not know: {unknown[0]!r}")
+    missing = [
+        name
+        for name, f in known.items()
+        if name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InputError(f"{where} lacks the field {missing[0]!r}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

@@ -1,0 +1,161 @@
+"""Which fields each kind of record shows, under which heading, and in which words. Tables and markdown share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fsample_cli.records import Record
+
+MISSING = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    value: Callable[[Any], str]  # takes a result row
+    left: bool = False
+
+
+def number(value: float | None, digits: int) -> str:
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def microseconds(value: float | None) -> str:
+    """At least three digits, whatever the size: 0.123, 12.3, 283, 152,345."""
+    if value is None:
+        return MISSING
+    return number(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
+
+
+def ratio(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+
+
+def percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.2f}%"
+
+
+def p_value(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4f}" if value >= 1e-3 or value == 0 else f"{value:.1e}"
+
+
+def sampler(row: Any) -> str:
+    return f"{row.sampler}:{row.algorithm}" if row.algorithm else str(row.sampler)
+
+
+def spread(row: Any) -> str:
+    return MISSING if row.p10_us is None else f"{microseconds(row.p10_us)}..{microseconds(row.p90_us)}"
+
+
+BATCH = Column("B", lambda r: str(r.batch))
+SAMPLER = Column("sampler", sampler, left=True)
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "bench": (
+        BATCH,
+        SAMPLER,
+        Column("median us", lambda r: microseconds(r.median_us)),
+        Column("p10..p90", spread),
+        Column("/ GEMM", lambda r: ratio(r.ratio_to_gemm)),
+        Column("/ roof", lambda r: ratio(r.ratio_to_roofline)),
+        Column("speed-up", lambda r: ratio(r.speedup)),
+    ),
+    "io-model": (
+        BATCH,
+        SAMPLER,
+        Column("MB", lambda r: number(None if r.bytes is None else r.bytes / 1e6, 1)),
+        Column("exact", lambda r: ratio(r.predicted_speedup)),
+        Column("1+2B/D", lambda r: ratio(r.predicted_speedup_simple)),
+        Column("median us", lambda r: microseconds(r.median_us)),
+        Column("overhead", lambda r: percent(r.measured_overhead)),
+        Column("meas/pred", lambda r: ratio(r.measured_over_predicted)),
+    ),
+    "verify": (
+        Column("test", lambda r: r.test, left=True),
+        SAMPLER,
+        Column("B", lambda r: str(r.batch)),
+        Column("row", lambda r: MISSING if r.row is None else str(r.row)),
+        Column("statistic", lambda r: number(r.statistic, 1)),
+        Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
+        Column("p", lambda r: p_value(r.p_value)),
+        Column("Holm p", lambda r: p_value(r.p_adjusted)),
+        Column("verdict", lambda r: r.verdict, left=True),
+    ),
+    "trace": (
+        Column("stage", lambda r: r.stage, left=True),
+        SAMPLER,
+        BATCH,
+        Column("name", lambda r: r.name, left=True),
+        Column("calls", lambda r: str(r.calls)),
+        Column("total us", lambda r: microseconds(r.total_us)),
+        Column("median us", lambda r: microseconds(r.median_us)),
+        Column("share", lambda r: percent(r.share)),
+    ),
+    "compare": (
+        BATCH,
+        SAMPLER,
+        Column("before us", lambda r: microseconds(r.before_us)),
+        Column("after us", lambda r: microseconds(r.after_us)),
+        Column("ratio", lambda r: ratio(r.ratio)),
+        Column("95% interval", lambda r: MISSING if r.low is None else f"{ratio(r.low)}..{ratio(r.high)}"),
+        Column("verdict", lambda r: r.verdict, left=True),
+    ),
+    "doctor": (
+        Column("topic", lambda r: r.topic, left=True),
+        Column("name", lambda r: r.name, left=True),
+        Column("status", lambda r: r.status, left=True),
+        Column("detail", lambda r: r.detail, left=True),
+    ),
+    "presets": (
+        Column("preset", lambda r: r.preset, left=True),
+        Column("V", lambda r: f"{r.vocab:,}"),
+        Column("D", lambda r: f"{r.hidden:,}"),
+        Column("head GB", lambda r: number(r.weight_gb, 2)),
+        Column("source", lambda r: r.source, left=True),
+    ),
+    "hardware": (
+        Column("GPU", lambda r: r.gpu, left=True),
+        Column("GB", lambda r: number(r.memory_gb, 0)),
+        Column("TB/s", lambda r: number(r.bandwidth_tb_s, 2)),
+        Column("bf16", lambda r: number(r.bf16_tflops, 0)),
+        Column("fp32", lambda r: number(r.fp32_tflops, 0)),
+        Column("L2 MB", lambda r: number(r.l2_mb, 0)),
+        Column("roof TB/s", lambda r: number(r.roofline_tb_s, 2)),
+        Column("roof bf16", lambda r: number(r.roofline_tflops, 0)),
+    ),
+}
+
+
+def heading(record: Record) -> list[str]:
+    """Lines over a table: what was asked, on what, and how it was measured."""
+    lines = []
+    if record.workload is not None:
+        w = record.workload
+        shape = f"{w.preset}: V={w.vocab:,} D={w.hidden:,} {w.dtype}" + (f" tp={w.tp}" if w.tp > 1 else "")
+        lines.append(f"{shape}; {w.distribution}" if w.distribution else shape)
+    if record.environment is not None and record.kind != "doctor":
+        e = record.environment
+        commit = f", commit {e.commit[:12]}" if e.commit else ""
+        lines.append(
+            f"{e.gpu or e.cpu or 'CPU'}, torch {e.torch}, triton {e.triton or 'absent'}{commit}, {e.date}"
+        )
+    shown = {name: value for name, value in record.settings.items() if isinstance(value, (str, int, float))}
+    if shown:
+        lines.append(", ".join(f"{name}={value}" for name, value in shown.items()))
+    return lines
+
+
+def footnotes(record: Record) -> list[str]:
+    """Lines under a table: the notes and remedies of its rows, each once."""
+    notes: dict[str, None] = {}
+    for row in record.results:
+        if record.kind == "doctor":
+            text = f"{row.name}: {row.remedy}" if row.remedy else ""
+        else:
+            text = getattr(row, "note", "")
+            text = f"{sampler(row)}: {text}" if text else ""
+        if text:
+            notes[text] = None
+    return list(notes)
