@@ -1,0 +1,1 @@
+"""GPU kernels, one file each; imported only when a GPU path is chosen."""

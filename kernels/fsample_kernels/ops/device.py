@@ -1,0 +1,223 @@
+"""The noise and the draws inside a tile, as Triton device functions: the twin of `noise.py`.
+
+A tile holds BLOCK_B rows by BLOCK_V ids, its first id at a multiple of 128. FAST picks the two MUFU instructions of
+NVIDIA GPUs by inline PTX; without it log2 and exp2 are Triton's, which also run in the interpreter and on other GPUs.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+TWO_M24 = tl.constexpr(2.0**-24)
+TWO_M32 = tl.constexpr(2.0**-32)
+ELEMENT_DOMAIN = tl.constexpr(0 << 24)
+GROUP_DOMAIN = tl.constexpr(1 << 24)
+NO_ID = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def log2(x, FAST: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def exp2(x, FAST: tl.constexpr):
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def philox(c0, c1, c2, c3, k0, k1):
+    """Philox4x32-10; every word uint32, broadcast together.
+
+    The 64-bit product of two words is one IMAD.WIDE; Triton's own `tl.philox` spends a high and a low multiply on it.
+    """
+    for _ in tl.static_range(10):
+        p0 = c0.to(tl.uint64) * 0xD2511F53
+        p1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = p1.to(tl.uint32)
+        c3 = p0.to(tl.uint32)
+        k0 = k0 + tl.full((), 0x9E3779B9, tl.uint32)
+        k1 = k1 + tl.full((), 0xBB67AE85, tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def uniform64(high, low):
+    return (high.to(tl.float32) + (low.to(tl.float32) + 0.5) * TWO_M32) * TWO_M32
+
+
+@triton.jit
+def uniform32(word):
+    return (word.to(tl.float32) + 0.5) * TWO_M32
+
+
+@triton.jit
+def log2_exponential(u, FAST: tl.constexpr):
+    """log2(E), E = -log1p(-u). Below 2^-6 a series: there log2(1 - u) has no digits left, and there draws are won."""
+    u = tl.minimum(u, 1.0 - TWO_M24)
+    series = u * (1.0 + u * (0.5 + u * 0.3333333333333333))
+    direct = log2(1.0 - u, FAST) * -LN_2
+    return log2(tl.where(u < 0.015625, series, direct), FAST)
+
+
+@triton.jit
+def split_uniform(r0, r1, total):
+    """u * total as an unevaluated sum hi + lo of 48 bits; see `noise.split_uniform`."""
+    hi = (r0 >> 8).to(tl.float32) * TWO_M24
+    lo = ((r0 & 255).to(tl.float32) + (r1.to(tl.float32) + 0.5) * TWO_M32) * TWO_M32
+    head = hi + lo
+    tail = lo - (head - hi)
+    product = head * total
+    low = tl.fma(head, total, -product) + tail * total
+    t = product + low
+    return t, low - (t - product)
+
+
+@triton.jit
+def descend(hi, lo, left, right):
+    """One node of the tree, lighter side first. Returns what is left of t and the bit: 1 for the right side."""
+    left_is_light = left <= right
+    d = hi - tl.minimum(left, right)
+    s = d + lo
+    take_light = s < 0.0
+    rest = lo - (s - d)
+    return tl.where(take_light, hi, s), tl.where(take_light, lo, rest), take_light != left_is_light
+
+
+@triton.jit
+def pick(sums, bit):  # sums [..., 2], bit [...] broadcast from the left
+    left, right = tl.split(sums)
+    return tl.where(bit, right, left)
+
+
+@triton.jit
+def pick_first(sums, bit, NUM_BITS: tl.constexpr):  # [B, G, 2 (b0), ...] -> [B, G, ...]: the bit that is decided first
+    if NUM_BITS == 2:
+        return pick(tl.permute(sums, (0, 1, 3, 2)), bit[:, :, None])
+    elif NUM_BITS == 3:
+        return pick(tl.permute(sums, (0, 1, 3, 4, 2)), bit[:, :, None, None])
+    elif NUM_BITS == 4:
+        return pick(tl.permute(sums, (0, 1, 3, 4, 5, 2)), bit[:, :, None, None, None])
+    else:
+        return pick(tl.permute(sums, (0, 1, 3, 4, 5, 6, 2)), bit[:, :, None, None, None, None])
+
+
+@triton.jit
+def halve(sums):
+    left, right = tl.split(sums)
+    return left + right
+
+
+@triton.jit
+def grouped_draw(
+    y,  # [BLOCK_B, BLOCK_V] fp32, -inf where forbidden
+    c,  # [BLOCK_B] fp32, log2(e) / temperature
+    first_group,  # global number of the tile's first group
+    position, sample, row, k0, k1,  # uint32: [BLOCK_B], scalar, [BLOCK_B], [BLOCK_B], [BLOCK_B]
+    BLOCK_B: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """Best group and the draw inside it. Returns per row: score, column in the tile.
+
+    The score is +inf and the column NO_ID where a logit is NaN or +inf: the sum of its group is then NaN.
+    """
+    GROUPS: tl.constexpr = BLOCK_V // 32
+    # A column is 128 block + 8 (b4 b3 b2 b1) + 2 q + b0. On a wgmma accumulator q is the lane and every b a register,
+    # so all that follows up to the last reduction stays inside a thread.
+    s0 = tl.reshape(y, (BLOCK_B, BLOCK_V // 128, 2, 2, 2, 2, 4, 2))
+    s0 = tl.permute(s0, (0, 1, 6, 7, 5, 4, 3, 2))  # [B, block, q, b0, b1, b2, b3, b4]
+    s0 = tl.reshape(s0, (BLOCK_B, GROUPS, 2, 2, 2, 2, 2))
+    m = tl.max(tl.reshape(s0, (BLOCK_B, GROUPS, 32)), axis=2) * c[:, None]  # c > 0, so max and product commute
+    m = tl.where(m == float("-inf"), 0.0, m)
+    s0 = exp2(
+        s0 * c[:, None, None, None, None, None, None] - m[:, :, None, None, None, None, None], FAST
+    )
+    s1 = halve(s0)
+    s2 = halve(s1)
+    s3 = halve(s2)
+    s4 = halve(s3)
+    total = halve(s4)  # [B, GROUPS]
+
+    group = first_group + tl.arange(0, GROUPS)
+    r0, r1, r2, r3 = philox(
+        tl.broadcast_to(group.to(tl.uint32)[None, :], (BLOCK_B, GROUPS)),
+        position[:, None], sample, row[:, None] | GROUP_DOMAIN, k0[:, None], k1[:, None],
+    )  # fmt: skip
+    score = m + log2(total, FAST) - log2_exponential(uniform64(r2, r3), FAST)
+
+    hi, lo = split_uniform(r0, r1, total)
+    left, right = tl.split(s4)
+    hi, lo, b0 = descend(hi, lo, left, right)
+    left, right = tl.split(pick_first(s3, b0, 2))
+    hi, lo, b1 = descend(hi, lo, left, right)
+    left, right = tl.split(pick_first(pick_first(s2, b0, 3), b1, 2))
+    hi, lo, b2 = descend(hi, lo, left, right)
+    left, right = tl.split(pick_first(pick_first(pick_first(s1, b0, 4), b1, 3), b2, 2))
+    hi, lo, b3 = descend(hi, lo, left, right)
+    left, right = tl.split(pick_first(pick_first(pick_first(pick_first(s0, b0, 5), b1, 4), b2, 3), b3, 2))
+    hi, lo, b4 = descend(hi, lo, left, right)
+
+    local = tl.arange(0, GROUPS)[None, :]
+    column = (local >> 2) * 128 + (local & 3) * 2 + b0.to(tl.int32) + b1.to(tl.int32) * 8
+    column += b2.to(tl.int32) * 16 + b3.to(tl.int32) * 32 + b4.to(tl.int32) * 64
+    score = tl.where(score == score, score, float("inf"))
+    return argmax(score, column)
+
+
+@triton.jit
+def element_draw(
+    y, c, first_unit, position, sample, row, k0, k1,
+    BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Gumbel-max over the tile, one Philox call for four neighbouring ids. Arguments as `grouped_draw`."""
+    UNITS: tl.constexpr = BLOCK_V // 4
+    even, odd = tl.split(tl.reshape(y, (BLOCK_B, UNITS, 2, 2)))
+    y0, y2 = tl.split(even)
+    y1, y3 = tl.split(odd)
+    unit = first_unit + tl.arange(0, UNITS)
+    r0, r1, r2, r3 = philox(
+        tl.broadcast_to(unit.to(tl.uint32)[None, :], (BLOCK_B, UNITS)),
+        position[:, None], sample, row[:, None] | ELEMENT_DOMAIN, k0[:, None], k1[:, None],
+    )  # fmt: skip
+    best = y0 * c[:, None] - log2_exponential(uniform32(r0), FAST)
+    best = tl.where(best < float("inf"), best, float("inf"))
+    member = tl.zeros((BLOCK_B, UNITS), tl.int32)
+    best, member = challenge(best, member, y1 * c[:, None] - log2_exponential(uniform32(r1), FAST), 1)
+    best, member = challenge(best, member, y2 * c[:, None] - log2_exponential(uniform32(r2), FAST), 2)
+    best, member = challenge(best, member, y3 * c[:, None] - log2_exponential(uniform32(r3), FAST), 3)
+    return argmax(best, tl.arange(0, UNITS)[None, :] * 4 + member)
+
+
+@triton.jit
+def challenge(best, member, score, number):
+    """A later member must be better, or poisoned (NaN): written so that a NaN wins."""
+    score = tl.where(score < float("inf"), score, float("inf"))
+    wins = score > best
+    return tl.where(wins, score, best), tl.where(wins, number, member)
+
+
+@triton.jit
+def argmax(score, column):  # both [BLOCK_B, N]; no NaN
+    """Row maximum and, of equal scores, the lowest column."""
+    best = tl.max(score, axis=1)
+    return best, tl.min(tl.where(score == best[:, None], column, NO_ID), axis=1)
+
+
+@triton.jit
+def greedy(y, BLOCK_V: tl.constexpr):
+    """Argmax over the tile, lowest column first; +inf where a logit is NaN or +inf."""
+    return argmax(tl.where(y < float("inf"), y, float("inf")), tl.arange(0, BLOCK_V)[None, :])

@@ -1,0 +1,200 @@
+"""From a tile of logits to one candidate a row: the transforms of `sample` and the draws, shared by every kernel.
+
+Row parameters, tables and outputs travel as tuples, in the order in which `arguments.py` passes them to a kernel.
+Loops with a bound from the launch are `while` loops: with numpy 2.4 the interpreter of triton 3.6 (not that of 3.9)
+cannot take such a bound in `range`.
+"""
+
+import triton
+import triton.language as tl
+
+from fsample_kernels.ops.device import LOG2_E, element_draw, exp2, greedy, grouped_draw
+
+
+@triton.jit
+def tanh(z):
+    """The series below 1/4, where 1 - exp(-2|z|) would lose digits; both sides are right to about 2^-22."""
+    z2 = z * z
+    series = 0.021869488536155203 * z2 - 0.05396825396825397  # 62/2835, 17/315
+    series = z + z * z2 * (z2 * (z2 * series + 0.13333333333333333) - 0.3333333333333333)
+    t = tl.exp2(tl.abs(z) * (-2.0 * LOG2_E))
+    ratio = (1.0 - t) / (1.0 + t)
+    return tl.where(tl.abs(z) < 0.25, series, tl.where(z < 0.0, -ratio, ratio))
+
+
+@triton.jit
+def load_rows(offs_b, mask_b, rows):
+    """Per row: log2(e) / temperature, is greedy, position, row word, key words."""
+    (temperature_ptr, temperature, seed_ptr, seed_stride, seed_low, seed_high, position_ptr, position_stride,
+     position, numbered) = rows  # fmt: skip
+    if temperature_ptr is None:
+        t = tl.zeros_like(offs_b).to(tl.float32) + temperature
+    else:
+        t = tl.load(temperature_ptr + offs_b, mask=mask_b, other=1.0)
+    is_greedy = t == 0.0
+    c = tl.div_rn(tl.full((), LOG2_E, tl.float32), tl.where(is_greedy, LOG2_E, t))
+    if seed_ptr is None:
+        k0 = tl.zeros_like(offs_b) + seed_low
+        k1 = tl.zeros_like(offs_b) + seed_high
+    else:
+        seed = tl.load(seed_ptr + offs_b * seed_stride, mask=mask_b, other=0)
+        k0 = seed.to(tl.int32)
+        k1 = (seed >> 32).to(tl.int32)
+    if position_ptr is None:
+        step = tl.zeros_like(offs_b) + position
+    else:
+        step = tl.load(position_ptr + offs_b * position_stride, mask=mask_b, other=0).to(tl.int32)
+    row = offs_b * numbered  # 0 in every row when each has its own seed
+    return (
+        c, is_greedy, step.to(tl.uint32, bitcast=True), row.to(tl.uint32, bitcast=True),
+        k0.to(tl.uint32, bitcast=True), k1.to(tl.uint32, bitcast=True),
+    )  # fmt: skip
+
+
+@triton.jit
+def transform(
+    y,  # [BLOCK_B, BLOCK_V] fp32
+    offs_b, mask_b,  # [BLOCK_B]
+    v0,  # column of W of the tile's first id; negative where a shard starts inside a block of 128
+    tile_v,
+    tables,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Head bias, scale, soft-cap, logit bias, and -inf where forbidden: in this order."""
+    (first_id, num_columns, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
+     bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
+     bits_ptr, bits_stride_b, bits_stride_w, num_words,
+     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
+    offs_v = v0 + tl.arange(0, BLOCK_V)
+    mask_v = (offs_v >= 0) & (offs_v < limit)
+    if head_bias_ptr is not None:
+        offs = offs_v.to(tl.int64) * head_bias_stride
+        y += tl.load(head_bias_ptr + offs, mask=mask_v, other=0.0).to(tl.float32)[None, :]
+    if HAS_SCALE:
+        y *= logit_scale
+    if HAS_SOFTCAP:
+        y = softcap * tanh(y / softcap)
+    if bias_ptr is not None:
+        offs = offs_b.to(tl.int64)[:, None] * bias_stride_b + offs_v.to(tl.int64)[None, :] * bias_stride_v
+        y += tl.load(bias_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
+    if sparse_rows_ptr is not None:
+        # Sorted by id, so a tile visits its own triples only. One compare and one add a logit and triple: a few
+        # hundred biases a request are a handful a tile.
+        end = tl.load(sparse_starts_ptr + tile_v + 1)
+        i = tl.load(sparse_starts_ptr + tile_v)
+        while i < end:
+            row = tl.load(sparse_rows_ptr + i).to(tl.int32)
+            column = (tl.load(sparse_ids_ptr + i) - first_id).to(tl.int32)
+            value = tl.load(sparse_values_ptr + i)
+            hit = (offs_b == row)[:, None] & (offs_v == column)[None, :]
+            y += tl.where(hit, value, 0.0)
+            i += 1
+    if mask_ptr is not None:
+        offs = offs_b.to(tl.int64)[:, None] * mask_stride_b + offs_v.to(tl.int64)[None, :] * mask_stride_v
+        allowed = tl.load(mask_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0)
+        y = tl.where(allowed != 0, y, float("-inf"))
+    if bits_ptr is not None:
+        y = mask_bits(
+            y, offs_b, mask_b, first_id + v0, bits_ptr, bits_stride_b, bits_stride_w, num_words, BLOCK_B, BLOCK_V
+        )
+    if (v0 < 0) | (v0 + BLOCK_V > limit):
+        y = tl.where(mask_v[None, :], y, float("-inf"))
+    return y
+
+
+@triton.jit
+def mask_bits(
+    y, offs_b, mask_b, id0, bits_ptr, bits_stride_b, bits_stride_w, num_words,
+    BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """-inf where the bit of the global id is 0. Tiles start at a multiple of 128 ids, so words are whole."""
+    offs_w = (id0 >> 5) + tl.arange(0, BLOCK_V // 32)
+    words = tl.load(
+        bits_ptr + offs_b.to(tl.int64)[:, None] * bits_stride_b + offs_w.to(tl.int64)[None, :] * bits_stride_w,
+        mask=mask_b[:, None] & (offs_w < num_words)[None, :], other=0,
+    )  # fmt: skip
+    allowed = (words[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
+    y = tl.where(allowed != 0, tl.reshape(y, (BLOCK_B, BLOCK_V // 32, 32)), float("-inf"))
+    return tl.reshape(y, (BLOCK_B, BLOCK_V))
+
+
+@triton.jit
+def tile_mass(y, c, FAST: tl.constexpr):
+    """(max, sum) of the tile in base 2: sum = sum 2^(y c - max); max = -inf, sum = 0 where nothing is allowed."""
+    m = tl.max(y, axis=1) * c
+    base = tl.where(m == float("-inf"), 0.0, m)
+    return m, tl.sum(exp2(y * c[:, None] - base[:, None], FAST), axis=1)
+
+
+@triton.jit
+def finish_tile(
+    y,  # [BLOCK_B, BLOCK_V] fp32: H W^T, or logits as given
+    tile_b, tile_v, num_rows, num_tiles, num_samples, shift,
+    rows, tables, outputs,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SINGLE: tl.constexpr,
+    FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Transform the tile, draw, and store one candidate a row and sample."""
+    score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr = outputs
+    first_id = tables[0]
+    num_columns = tables[1]
+    offs_b = tile_b * BLOCK_B + tl.arange(0, BLOCK_B)
+    mask_b = offs_b < num_rows
+    v0 = tile_v * BLOCK_V - shift
+    y = transform(y, offs_b, mask_b, v0, tile_v, tables, HAS_SCALE, HAS_SOFTCAP, BLOCK_B, BLOCK_V)
+    if logits_ptr is not None:
+        offs_v = v0 + tl.arange(0, BLOCK_V)
+        tl.store(
+            logits_ptr + offs_b.to(tl.int64)[:, None] * num_columns + offs_v[None, :], y,
+            mask=mask_b[:, None] & ((offs_v >= 0) & (offs_v < num_columns))[None, :],
+        )  # fmt: skip
+
+    c, is_greedy, position, row, k0, k1 = load_rows(offs_b, mask_b, rows)
+    # A branch the whole tile takes: batches without greedy rows, and all-greedy ones, pay for one path only.
+    any_greedy = tl.max((is_greedy & mask_b).to(tl.int32), axis=0) > 0
+    any_sampled = tl.min((is_greedy | (offs_b >= num_rows)).to(tl.int32), axis=0) == 0
+    offs_out = offs_b.to(tl.int64) * num_tiles + tile_v  # [K, B, T]
+    if max_ptr is not None:
+        m, total = tile_mass(y, tl.where(is_greedy, 1.0, c), FAST)
+        tl.store(max_ptr + offs_out, m, mask=mask_b)
+        tl.store(sum_ptr + offs_out, total, mask=mask_b)
+    if SINGLE:
+        draw_and_store(
+            y, c, is_greedy, any_greedy, any_sampled, first_id + v0, position, 0, row, k0, k1,
+            score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
+        )  # fmt: skip
+    else:
+        stride_k = num_rows.to(tl.int64) * num_tiles
+        k = tl.zeros_like(num_samples)
+        while k < num_samples:
+            draw_and_store(
+                y, c, is_greedy, any_greedy, any_sampled, first_id + v0, position, k, row, k0, k1,
+                score_ptr, id_ptr, logit_ptr, k * stride_k + offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
+            )  # fmt: skip
+            k += 1
+
+
+@triton.jit
+def draw_and_store(
+    y, c, is_greedy, any_greedy, any_sampled, id0, position, sample, row, k0, k1,
+    score_ptr, id_ptr, logit_ptr, offs_out, mask_b,
+    GROUPED: tl.constexpr, FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    score = tl.full((BLOCK_B,), float("-inf"), tl.float32)
+    column = tl.zeros((BLOCK_B,), tl.int32)
+    sample = tl.full((), 0, tl.uint32) + sample
+    if any_sampled:
+        if GROUPED:
+            score, column = grouped_draw(y, c, id0 >> 5, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST)
+        else:
+            score, column = element_draw(y, c, id0 >> 2, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST)
+    if any_greedy:
+        top, top_column = greedy(y, BLOCK_V)
+        score = tl.where(is_greedy, top, score)
+        column = tl.where(is_greedy, top_column, column)
+    # +inf: a NaN or +inf logit. The id -1 wins against every other candidate of its row.
+    tl.store(score_ptr + offs_out, score, mask=mask_b)
+    tl.store(id_ptr + offs_out, tl.where(score < float("inf"), id0 + column, -1), mask=mask_b)
+    if logit_ptr is not None:
+        hit = tl.arange(0, BLOCK_V)[None, :] == column[:, None]
+        tl.store(logit_ptr + offs_out, tl.max(tl.where(hit, y, float("-inf")), axis=1), mask=mask_b)

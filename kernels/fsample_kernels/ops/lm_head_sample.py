@@ -1,0 +1,102 @@
+"""Stage 1 of the portable path: the LM-head matmul, tile by tile, with the draw in its epilogue.
+
+Batch rows lie on the M side and ids on the N side of the tile, so that on tensor-core accumulators a thread holds many
+ids of few rows and both the draw and the reduction over ids are almost entirely in-thread.
+"""
+
+import triton
+import triton.language as tl
+
+from fsample_kernels.ops import arguments, configs
+from fsample_kernels.ops.epilogue import finish_tile
+from fsample_kernels.ops.reduce_candidates import reduce_candidates
+from fsample_kernels.types import Problem, SampleResult
+
+
+@triton.jit(do_not_specialize=arguments.UNSPECIALIZED, do_not_specialize_on_alignment=arguments.ANY_ALIGNMENT)
+def lm_head_sample_kernel(
+    hidden_ptr, hidden_stride_b, hidden_stride_d,  # [B, D]
+    weight_ptr, weight_stride_v, weight_stride_d,  # [V, D]
+    num_rows, num_columns, num_tiles, num_samples, shift, first_id, limit,
+    temperature_ptr, temperature, seed_ptr, seed_stride, seed_low, seed_high,
+    position_ptr, position_stride, position, numbered,
+    head_bias_ptr, head_bias_stride, logit_scale, softcap,
+    bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
+    bits_ptr, bits_stride_b, bits_stride_w, num_words,
+    sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
+    score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SINGLE: tl.constexpr,
+    FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, VOCAB_ON_M: tl.constexpr, STREAM_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    # The row tiles of one vocabulary tile are neighbours in time: its weights come from memory once.
+    tiles_b = tl.cdiv(num_rows, BLOCK_B)
+    tile_v = pid // tiles_b
+    tile_b = pid % tiles_b
+    # Rows and columns past the end repeat the last one: no mask in the loop, and the epilogue forbids what they give.
+    offs_b = tl.minimum(tile_b * BLOCK_B + tl.arange(0, BLOCK_B), num_rows - 1).to(tl.int64)
+    offs_v = tile_v * BLOCK_V - shift + tl.arange(0, BLOCK_V)
+    offs_v = tl.minimum(tl.maximum(offs_v, 0), num_columns - 1).to(tl.int64)
+    offs_d = tl.arange(0, BLOCK_D)
+    hidden_ptrs = hidden_ptr + offs_b[:, None] * hidden_stride_b + offs_d[None, :].to(tl.int64) * hidden_stride_d
+    weight_ptrs = weight_ptr + offs_v[:, None] * weight_stride_v + offs_d[None, :].to(tl.int64) * weight_stride_d
+    if VOCAB_ON_M:
+        y = tl.zeros((BLOCK_V, BLOCK_B), tl.float32)
+    else:
+        y = tl.zeros((BLOCK_B, BLOCK_V), tl.float32)
+    for d in range(0, D, BLOCK_D):
+        if D % BLOCK_D == 0:
+            h = tl.load(hidden_ptrs)
+            if STREAM_WEIGHT:
+                w = tl.load(weight_ptrs, eviction_policy="evict_first")
+            else:
+                w = tl.load(weight_ptrs)
+        else:
+            mask_d = (offs_d < D - d)[None, :]
+            h = tl.load(hidden_ptrs, mask=mask_d, other=0.0)
+            w = tl.load(weight_ptrs, mask=mask_d, other=0.0)
+        if VOCAB_ON_M:
+            y = tl.dot(w, tl.trans(h), y, input_precision="ieee")
+        else:
+            y = tl.dot(h, tl.trans(w), y, input_precision="ieee")
+        hidden_ptrs += BLOCK_D * hidden_stride_d
+        weight_ptrs += BLOCK_D * weight_stride_d
+    if VOCAB_ON_M:
+        y = tl.trans(y)
+
+    finish_tile(
+        y, tile_b, tile_v, num_rows, num_tiles, num_samples, shift,
+        (temperature_ptr, temperature, seed_ptr, seed_stride, seed_low, seed_high,
+         position_ptr, position_stride, position, numbered),
+        (first_id, num_columns, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
+         bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
+         bits_ptr, bits_stride_b, bits_stride_w, num_words,
+         sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr),
+        (score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr),
+        HAS_SCALE, HAS_SOFTCAP, GROUPED, SINGLE, FAST, BLOCK_B, BLOCK_V,
+    )  # fmt: skip
+
+
+def run(problem: Problem) -> SampleResult:
+    """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
+
+    Allocates the candidates, 8 bytes a row, sample and vocabulary tile (20 with logprob and lse), and the results.
+    """
+    hidden, weight = problem.hidden, problem.weight
+    assert hidden is not None and weight is not None
+    config = configs.pick(hidden.dtype, problem.num_rows, arguments.architecture(hidden.device))
+    with arguments.on_device(hidden.device):
+        launch = arguments.prepare(problem, config.block_v)
+        tiles_b = triton.cdiv(problem.num_rows, config.block_b)
+        if problem.num_rows and problem.num_samples:
+            lm_head_sample_kernel[(launch.num_tiles * tiles_b,)](
+                hidden, *hidden.stride(), weight, *weight.stride(),
+                **launch.kernel_arguments,
+                BLOCK_B=config.block_b, BLOCK_V=config.block_v, BLOCK_D=config.block_d,
+                D=weight.shape[1],
+                VOCAB_ON_M=config.vocab_on_m,
+                STREAM_WEIGHT=tiles_b == 1,
+                num_warps=config.num_warps, num_stages=config.num_stages,
+            )  # fmt: skip
+        return reduce_candidates(problem, launch)
