@@ -98,27 +98,30 @@ def descend(hi, lo, left, right):
 
 
 @triton.jit
-def pick(sums, bit):  # sums [..., 2], bit [...] broadcast from the left
-    left, right = tl.split(sums)
-    return tl.where(bit, right, left)
+def leaves(x):  # [B, G, 2, 2, 2, 2, 2] -> 32 tensors [B, G], the last axis most significant
+    parts = (x,)
+    for level in tl.static_range(5):
+        halves = tl.split(parts[0])
+        for i in tl.static_range(1, 1 << level):
+            halves = halves + tl.split(parts[i])
+        parts = halves
+    return parts
 
 
 @triton.jit
-def pick_first(sums, bit, NUM_BITS: tl.constexpr):  # [B, G, 2 (b0), ...] -> [B, G, ...]: the bit that is decided first
-    if NUM_BITS == 2:
-        return pick(tl.permute(sums, (0, 1, 3, 2)), bit[:, :, None])
-    elif NUM_BITS == 3:
-        return pick(tl.permute(sums, (0, 1, 3, 4, 2)), bit[:, :, None, None])
-    elif NUM_BITS == 4:
-        return pick(tl.permute(sums, (0, 1, 3, 4, 5, 2)), bit[:, :, None, None, None])
-    else:
-        return pick(tl.permute(sums, (0, 1, 3, 4, 5, 6, 2)), bit[:, :, None, None, None, None])
+def halve(sums, HALF: tl.constexpr):  # 2 HALF tensors -> HALF sums, j with j + HALF
+    out = (sums[0] + sums[HALF],)
+    for j in tl.static_range(1, HALF):
+        out = out + (sums[j] + sums[j + HALF],)
+    return out
 
 
 @triton.jit
-def halve(sums):
-    left, right = tl.split(sums)
-    return left + right
+def pick(sums, bit, HALF: tl.constexpr):  # 2 HALF tensors -> HALF, those whose lowest bit of j is `bit`
+    out = (tl.where(bit, sums[1], sums[0]),)
+    for j in tl.static_range(1, HALF):
+        out = out + (tl.where(bit, sums[2 * j + 1], sums[2 * j]),)
+    return out
 
 
 @triton.jit
@@ -138,19 +141,23 @@ def grouped_draw(
     GROUPS: tl.constexpr = BLOCK_V // 32
     # A column is 128 block + 8 (b4 b3 b2 b1) + 2 q + b0. On a wgmma accumulator q is the lane and every b a register,
     # so all that follows up to the last reduction stays inside a thread.
-    s0 = tl.reshape(y, (BLOCK_B, BLOCK_V // 128, 2, 2, 2, 2, 4, 2))
-    s0 = tl.permute(s0, (0, 1, 6, 7, 5, 4, 3, 2))  # [B, block, q, b0, b1, b2, b3, b4]
-    s0 = tl.reshape(s0, (BLOCK_B, GROUPS, 2, 2, 2, 2, 2))
-    m = tl.max(tl.reshape(s0, (BLOCK_B, GROUPS, 32)), axis=2) * c[:, None]  # c > 0, so max and product commute
+    x = tl.reshape(y, (BLOCK_B, BLOCK_V // 128, 2, 2, 2, 2, 4, 2))
+    x = tl.permute(x, (0, 1, 6, 7, 5, 4, 3, 2))  # [B, block, q, b0, b1, b2, b3, b4]
+    x = leaves(tl.reshape(x, (BLOCK_B, GROUPS, 2, 2, 2, 2, 2)))
+    m = x[0]
+    for j in tl.static_range(1, 32):
+        m = tl.maximum(m, x[j])
+    c = c[:, None]
+    m = m * c  # c > 0, so maximum and product commute
     m = tl.where(m == float("-inf"), 0.0, m)
-    s0 = exp2(
-        s0 * c[:, None, None, None, None, None, None] - m[:, :, None, None, None, None, None], FAST
-    )
-    s1 = halve(s0)
-    s2 = halve(s1)
-    s3 = halve(s2)
-    s4 = halve(s3)
-    total = halve(s4)  # [B, GROUPS]
+    s0 = (exp2(x[0] * c - m, FAST),)
+    for j in tl.static_range(1, 32):
+        s0 = s0 + (exp2(x[j] * c - m, FAST),)
+    s1 = halve(s0, 16)
+    s2 = halve(s1, 8)
+    s3 = halve(s2, 4)
+    s4 = halve(s3, 2)
+    total = s4[0] + s4[1]  # [B, G]
 
     group = first_group + tl.arange(0, GROUPS)
     r0, r1, r2, r3 = philox(
@@ -160,16 +167,15 @@ def grouped_draw(
     score = m + log2(total, FAST) - log2_exponential(uniform64(r2, r3), FAST)
 
     hi, lo = split_uniform(r0, r1, total)
-    left, right = tl.split(s4)
-    hi, lo, b0 = descend(hi, lo, left, right)
-    left, right = tl.split(pick_first(s3, b0, 2))
-    hi, lo, b1 = descend(hi, lo, left, right)
-    left, right = tl.split(pick_first(pick_first(s2, b0, 3), b1, 2))
-    hi, lo, b2 = descend(hi, lo, left, right)
-    left, right = tl.split(pick_first(pick_first(pick_first(s1, b0, 4), b1, 3), b2, 2))
-    hi, lo, b3 = descend(hi, lo, left, right)
-    left, right = tl.split(pick_first(pick_first(pick_first(pick_first(s0, b0, 5), b1, 4), b2, 3), b3, 2))
-    hi, lo, b4 = descend(hi, lo, left, right)
+    hi, lo, b0 = descend(hi, lo, s4[0], s4[1])
+    s3 = pick(s3, b0, 2)
+    hi, lo, b1 = descend(hi, lo, s3[0], s3[1])
+    s2 = pick(pick(s2, b0, 4), b1, 2)
+    hi, lo, b2 = descend(hi, lo, s2[0], s2[1])
+    s1 = pick(pick(pick(s1, b0, 8), b1, 4), b2, 2)
+    hi, lo, b3 = descend(hi, lo, s1[0], s1[1])
+    s0 = pick(pick(pick(pick(s0, b0, 16), b1, 8), b2, 4), b3, 2)
+    hi, lo, b4 = descend(hi, lo, s0[0], s0[1])
 
     local = tl.arange(0, GROUPS)[None, :]
     column = (local >> 2) * 128 + (local & 3) * 2 + b0.to(tl.int32) + b1.to(tl.int32) * 8
