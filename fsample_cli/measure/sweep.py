@@ -1,0 +1,270 @@
+"""The benchmark itself: samplers x batch sizes, each gated, then timed together; one record row for each
+pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fsample_cli import samplers
+from fsample_cli.hardware import Gpu, roofline_us
+from fsample_cli.measure import gate
+from fsample_cli.measure.clocks import ClockReader, ClockReading
+from fsample_cli.measure.inputs import load_head_bias, load_weight, make_hidden
+from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
+from fsample_cli.measure.traffic import floor, traffic
+from fsample_cli.records import BenchResult
+from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
+from fsample_cli.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The protocol of one run; the same for every sampler and batch in it."""
+
+    device: str
+    timer: str
+    warmup: int
+    iterations: int
+    temperature: float
+    seed: int
+    baseline: str | None  # sampler name that speed-ups refer to; None picks fi2, else multinomial
+    gpu: Gpu | None  # for the roofline
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a long run tells how far it is. `stage` gets a line of text, `tick` one call per round of
+    iterations.
+    """
+
+    stage: Callable[[str], None] = lambda text: None
+    tick: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Contender:
+    """One sampler of the run, and why it has no number, if so."""
+
+    sampler: Sampler
+    problem: str = ""  # holds for the whole run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    results: tuple[BenchResult, ...]
+    descriptions: dict[str, str]  # sampler -> exact call
+    problems: tuple[str, ...]  # gate failures, compilations inside a timed section: do not trust the run
+
+
+def sweep(
+    names: Sequence[str],
+    workload: Workload,
+    batches: Sequence[int],
+    settings: Settings,
+    *,
+    make_stopwatch: Callable[[], Stopwatch],
+    flush: Callable[[], None] | None,
+    clock_reader: ClockReader,
+    progress: Progress = Progress(),  # noqa: B008 - frozen
+) -> Outcome:
+    """Gate and time every named sampler at every batch size.
+
+    A sampler that cannot run here, or not on this shape, gets rows that say why, and the run goes on. One
+    that fails its gate gets no time. Raises MissingError when the head does not fit in memory, FsampleError
+    for unknown names.
+    """
+    device = torch.device(settings.device)
+    weight = load_weight(workload, settings.device, settings.seed)
+    transform = Transform(load_head_bias(workload, settings.device), workload.logit_scale, workload.softcap)
+    if workload.vocab_size is not None and workload.vocab_size < weight.shape[0]:
+        weight = weight[: workload.vocab_size]  # a padded head: nobody reads the rows that nobody may draw
+        if transform.head_bias is not None:
+            transform = replace(transform, head_bias=transform.head_bias[: workload.vocab_size])
+    contenders = [_admit(name, transform, weight, device, settings, progress) for name in names]
+    results: list[BenchResult] = []
+    problems = [c.problem for c in contenders if c.problem.startswith("failed")]
+    for batch in batches:
+        hidden = make_hidden(workload, batch, settings.device, settings.seed, weight)
+        rows, found = _one_batch(
+            contenders, hidden, weight, transform, workload, settings,
+            stopwatch=make_stopwatch(), flush=flush, clock_reader=clock_reader, progress=progress,
+        )  # fmt: skip
+        results += rows
+        problems += found
+    descriptions = {name: c.sampler.description for name, c in zip(names, contenders, strict=True)}
+    return Outcome(tuple(results), descriptions, tuple(problems))
+
+
+def _admit(
+    name: str,
+    transform: Transform,
+    weight: Tensor,
+    device: torch.device,
+    settings: Settings,
+    progress: Progress,
+) -> Contender:
+    progress.stage(f"checking {name}")
+    try:
+        sampler = samplers.load(name, transform)
+    except SamplerUnavailable as error:
+        return Contender(_Absent(name), f"unavailable: {error}")
+    plain = sampler if transform.is_identity else samplers.load(name)
+    try:
+        verdict = gate.check_small(
+            plain,
+            hidden_size=weight.shape[1],
+            dtype=weight.dtype,
+            device=device,
+            temperature=settings.temperature,
+            seed=settings.seed,
+        )
+    except SamplerUnavailable as error:
+        return Contender(sampler, f"unavailable: {error}")
+    except ShapeUnsupported as error:
+        return Contender(sampler, f"unsupported: {error}")
+    return Contender(sampler, "" if verdict.passed else f"failed its gate: {verdict.reason}")
+
+
+def _one_batch(
+    contenders: Sequence[Contender],
+    hidden: Tensor,
+    weight: Tensor,
+    transform: Transform,
+    workload: Workload,
+    settings: Settings,
+    *,
+    stopwatch: Stopwatch,
+    flush: Callable[[], None] | None,
+    clock_reader: ClockReader,
+    progress: Progress,
+) -> tuple[list[BenchResult], list[str]]:
+    batch = hidden.shape[0]
+    notes = [c.problem for c in contenders]
+    for k, contender in enumerate(contenders):
+        if not notes[k]:
+            progress.stage(f"B={batch}: preparing {contender.sampler.name}")
+            notes[k] = _prepare(contender.sampler, hidden, weight, transform, settings)
+    runners = [k for k, text in enumerate(notes) if not text]
+    progress.stage(f"B={batch}: timing")
+    timed = time_interleaved(
+        [_call(contenders[k].sampler, hidden, weight, settings) for k in runners],
+        stopwatch=stopwatch,
+        device=hidden.device,
+        warmup=settings.warmup,
+        iterations=settings.iterations,
+        flush=flush,
+        clock_reader=clock_reader,
+        tick=progress.tick,
+    )
+    samples = dict(zip(runners, timed.samples_us, strict=True))
+    medians = {contenders[k].sampler.name: quantiles(taken).median_us for k, taken in samples.items()}
+    rows = [
+        _row(c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks)
+        for k, c in enumerate(contenders)
+    ]
+    problems = [
+        f"B={batch}: {c.sampler.name} {notes[k]}"
+        for k, c in enumerate(contenders)
+        if notes[k].startswith("failed") and not c.problem
+    ]
+    problems += [f"B={batch}: compiled inside the timed section: {event}" for event in timed.compilations]
+    return rows, problems
+
+
+def _prepare(
+    sampler: Sampler, hidden: Tensor, weight: Tensor, transform: Transform, settings: Settings
+) -> str:
+    """Empty when the sampler may be timed on these tensors, else the note of its row."""
+    try:
+        sampler.prepare(hidden, weight, temperature=settings.temperature)
+        verdict = gate.check_shape(
+            sampler, hidden, weight, temperature=settings.temperature, seed=settings.seed, transform=transform
+        )
+    except SamplerUnavailable as error:
+        return f"unavailable: {error}"
+    except ShapeUnsupported as error:
+        return f"unsupported: {error}"
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "unsupported: out of GPU memory at this shape"
+    return "" if verdict.passed else f"failed its gate: {verdict.reason}"
+
+
+def _call(sampler: Sampler, hidden: Tensor, weight: Tensor, settings: Settings) -> Call:
+    def call(iteration: int) -> Tensor:
+        return sampler.sample(
+            hidden, weight, temperature=settings.temperature, seed=settings.seed, position=iteration
+        )
+
+    return call
+
+
+def _row(
+    sampler: Sampler,
+    note: str,
+    samples: tuple[float, ...],
+    batch: int,
+    workload: Workload,
+    settings: Settings,
+    medians: dict[str, float],
+    clocks: tuple[ClockReading, ...],
+) -> BenchResult:
+    moved, least = traffic(sampler.name, workload, batch), floor(workload, batch)
+    roof = roofline_us(least.bytes, least.flops, settings.gpu, workload.dtype)
+    spread = quantiles(samples) if samples else None
+    median = None if spread is None else spread.median_us
+    gemm, base = medians.get("gemm"), medians.get(pick_baseline(settings.baseline, medians) or "")
+    reasons = sorted({reason for reading in clocks for reason in reading.reasons})
+    return BenchResult(
+        sampler=sampler.name,
+        algorithm=sampler.algorithm,
+        implementation=sampler.implementation,
+        batch=batch,
+        timer=settings.timer,
+        iterations=len(samples),
+        samples_us=samples,
+        median_us=median,
+        p10_us=None if spread is None else spread.p10_us,
+        p90_us=None if spread is None else spread.p90_us,
+        bytes=None if moved is None else moved.bytes,
+        flops=None if moved is None else moved.flops,
+        roofline_us=roof,
+        ratio_to_gemm=None if median is None or gemm is None else median / gemm,
+        ratio_to_roofline=None if median is None or roof is None else median / roof,
+        speedup=None if median is None or base is None else base / median,
+        note=note or (f"GPU slowed down: {', '.join(reasons)}" if reasons else ""),
+        clock_sm_mhz=min((reading.sm_mhz for reading in clocks), default=None),
+        throttled=bool(reasons) if clocks else None,
+    )
+
+
+def pick_baseline(requested: str | None, medians: dict[str, float]) -> str | None:
+    """What speed-ups refer to: the sampler asked for, else fi2, else multinomial, among those with a time."""
+    wanted = ("fi2", "multinomial") if requested is None else (requested,)
+    return next((name for name in wanted if name in medians), None)
+
+
+class _Absent:
+    """Stands in for a sampler that could not even be loaded, so that its rows can be written."""
+
+    algorithm: str | None = None
+    implementation = ""
+    description = ""
+    logits_dtype: str | None = None
+    draws = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
+        raise SamplerUnavailable(f"{self.name} is not here")
+
+    def sample(
+        self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
+    ) -> Tensor:
+        raise SamplerUnavailable(f"{self.name} is not here")

@@ -1,0 +1,68 @@
+"""The compared samplers by name. Importing this package imports no torch; `load` imports one file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsample_cli.errors import UsageError
+from fsample_cli.samplers.protocol import IDENTITY, Transform
+
+if TYPE_CHECKING:
+    from fsample_cli.samplers.protocol import Sampler
+
+# In the order of tables: ours, the floor, then baselines from slow to fast.
+NAMES = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi2", "unfused", "fused+store")
+
+# What `bench` runs when no sampler is named: the published comparison.
+DEFAULT = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi2")
+
+
+def is_user_function(name: str) -> bool:
+    """True for `module:function` and `file.py:function`."""
+    base, colon, attribute = name.rpartition(":")
+    return bool(colon and base and attribute) and name.partition(":")[0] not in NAMES
+
+
+def load(name: str, transform: Transform = IDENTITY) -> Sampler:
+    """Make the sampler called `name`, for a head whose logits go through `transform`.
+
+    Names: NAMES; `fused:element`, `fused:grouped:triton` (algorithm, implementation, or both; also after
+    `fused+store:`); `module:function` or `file.py:function` for a user's own. Raises UsageError
+    for an unknown name, SamplerUnavailable where an import fails.
+    """
+    base, *options = name.split(":")
+    if base in ("fused", "fused+store"):
+        from fsample_cli.samplers import fused
+
+        try:
+            return fused.make(options, store=base == "fused+store", transform=transform)
+        except ValueError as error:
+            raise UsageError(f"--sampler {name}: {error}", hint="for example fused:element") from error
+    if is_user_function(name):
+        from fsample_cli.samplers import user
+
+        return user.load(name, transform)
+    if name == "gemm":
+        from fsample_cli.samplers.gemm import Gemm
+
+        return Gemm()
+    if name in ("multinomial", "multinomial-eager"):
+        from fsample_cli.samplers.multinomial import Multinomial
+
+        return Multinomial(compiled=name == "multinomial", transform=transform)
+    if name == "race":
+        from fsample_cli.samplers.race import Race
+
+        return Race(transform)
+    if name in ("fi1", "fi2"):
+        from fsample_cli.samplers.flashinfer import FlashInfer
+
+        return FlashInfer(name, transform)
+    if name == "unfused":
+        from fsample_cli.samplers.unfused import Unfused
+
+        return Unfused(transform)
+    raise UsageError(
+        f"--sampler: unknown sampler {name!r}",
+        hint=f"choose from {', '.join(NAMES)}, fused:element, or your own module:function",
+    )

@@ -1,0 +1,78 @@
+"""What every compared sampler looks like, and the two expected ways in which one cannot take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fsample_cli.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Sampler(Protocol):
+    """One way to get from hidden states to token ids.
+
+    `hidden` is [B, D], `weight` [V, D], one dtype and device. `sample` returns ids [B] int64 drawn from
+    softmax(hidden @ weight.T / temperature); the same (seed, position) on the same inputs gives the same ids.
+    A sampler with `draws = False` (the bare GEMM) returns logits [B, V] instead.
+
+    `prepare` does everything that may be slow once per shape: compile, build, allocate. After it, `sample` on
+    tensors of those shapes compiles nothing. It raises `SamplerUnavailable` or `ShapeUnsupported`.
+    """
+
+    name: str
+    algorithm: str | None  # noise algorithm of ours, None elsewhere
+    implementation: str  # what ran last: "reference", "triton", "hopper", "torch", "torch.compile", ...
+    description: str  # the exact calls
+    logits_dtype: str | None  # dtype in which logits reach memory; None where they never do
+    draws: bool
+
+    def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None: ...
+
+    def sample(
+        self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """What a model does to its logits before the temperature, with h = hidden @ weight.T:
+
+    y = softcap tanh(logit_scale (h + head_bias) / softcap), or without a soft-cap y = logit_scale (h +
+    head_bias).
+    """
+
+    head_bias: Tensor | None = None  # [V]
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def is_identity(self) -> bool:
+        return self.head_bias is None and self.logit_scale == 1.0 and self.softcap is None
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The same shape; 16-bit logits are upcast first unless there is nothing to do."""
+        if self.is_identity:
+            return logits
+        y = logits.float()  # [B, V]
+        if self.head_bias is not None:
+            y = y + self.head_bias
+        y = y * self.logit_scale
+        return y if self.softcap is None else self.softcap * (y / self.softcap).tanh()
+
+
+IDENTITY = Transform()
+
+
+class SamplerUnavailable(MissingError):
+    """A package, compiler or device is missing: nothing about this sampler can run here.
+
+    `error.message` is one line; `error.hint` is the command or step that brings what is missing.
+    """
+
+
+class ShapeUnsupported(UsageError):
+    """The sampler works here but not on this shape, dtype or temperature; other shapes may run."""

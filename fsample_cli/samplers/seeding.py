@@ -1,0 +1,32 @@
+"""Seeding torch's default generator for the samplers that can take their noise from nowhere else.
+
+torch.multinomial and exponential_ accept a generator, but not under torch.compile(fullgraph=True): there the
+default generator of the device is the only source.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+def mix(seed: int, position: int) -> int:
+    """63 bits that differ for every (seed, position) met in practice (splitmix64's finaliser)."""
+    word = (seed + (position + 1) * _GOLDEN) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (word ^ (word >> 31)) >> 1
+
+
+def seed_default_generator(device: torch.device, seed: int, position: int) -> None:
+    """Seed one device's default generator. Host work only: no launch, no synchronisation.
+
+    torch.manual_seed would also walk every other back end, which shows in wall-clock times.
+    """
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(mix(seed, position))
+    else:
+        torch.default_generator.manual_seed(mix(seed, position))
