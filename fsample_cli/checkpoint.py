@@ -1,4 +1,4 @@
-"""The LM head of a checkpoint and files of hidden states. Finding reads headers only; loading reads one tensor."""
+"""The LM head of a checkpoint, and files of hidden states. Finding reads headers, loading one tensor."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ class Head:
 
     file: Path
     tensor: str
-    vocab: int
+    vocab: int  # V: rows of the tensor, without the padding rows past config.json's vocab_size
     hidden: int
     dtype: str  # bf16, fp16 or fp32
     tied: bool  # the input embeddings serve as the head
-    bias: str | None = None  # tensor [V] in `bias_file`
-    bias_file: Path | None = None
     softcap: float | None = None
     logit_scale: float = 1.0
-    vocab_size: int | None = None
 
 
 def find_head(path: Path) -> Head:
@@ -56,34 +53,29 @@ def find_head(path: Path) -> Head:
     config = _read_config(folder / "config.json")
     name, tied = _choose(path, files, config)
     entry = _header(files[name])[name]
-    vocab, hidden = _matrix(entry, f"{name} in --checkpoint {files[name]}")
-    bias = name.removesuffix(".weight") + ".bias"
-    limit = config.get("vocab_size")
+    rows, hidden = _matrix(entry, f"{name} in --checkpoint {files[name]}")
+    if not tied and name.removesuffix(".weight") + ".bias" in files:
+        raise InputError(
+            f"--checkpoint {path} has an LM head with a bias ({name.removesuffix('.weight')}.bias), "
+            "which the compared samplers do not take",
+            "save its weight alone as a .safetensors file to look at that part",
+        )
+    size = config.get("vocab_size")
     return Head(
         file=files[name],
         tensor=name,
-        vocab=vocab,
+        vocab=min(size, rows) if isinstance(size, int) and size > 0 else rows,
         hidden=hidden,
         dtype=DTYPE_NAMES[entry["dtype"]],
         tied=tied,
-        bias=bias if not tied and bias in files else None,
-        bias_file=files.get(bias) if not tied else None,
-        softcap=_softcap(config, folder),
+        softcap=_number(config, "final_logit_softcapping", folder),
         logit_scale=_logit_scale(config, folder),
-        vocab_size=limit if isinstance(limit, int) and 0 < limit < vocab else None,
     )
 
 
 def load_head(head: Head, dtype: str, device: str) -> Tensor:
     """The head's weight [V, D] in `dtype` (bf16, fp16, fp32) on `device`. Reads that one tensor."""
-    return _load(head.file, head.tensor, dtype, device)
-
-
-def load_head_bias(head: Head, device: str) -> Tensor | None:
-    """The head's bias [V] in fp32, or None."""
-    if head.bias is None or head.bias_file is None:
-        return None
-    return _load(head.bias_file, head.bias, "fp32", device)
+    return _load(head.file, head.tensor, dtype, device, rows=head.vocab)
 
 
 def states_shape(path: Path) -> tuple[int, int]:
@@ -123,12 +115,12 @@ def _torch_dtype(name: str) -> Any:
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
 
 
-def _load(file: Path, tensor: str, dtype: str, device: str) -> Tensor:
+def _load(file: Path, tensor: str, dtype: str, device: str, rows: int | None = None) -> Tensor:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt") as handle:
-            loaded: Tensor = handle.get_tensor(tensor)
+            loaded: Tensor = handle.get_slice(tensor)[:rows]
     except (OSError, SafetensorError) as error:
         raise InputError(f"{file} cannot be read: {error}", "fetch the file again") from None
     return loaded.to(device, _torch_dtype(dtype)).contiguous()
@@ -191,7 +183,7 @@ def _choose(path: Path, files: dict[str, Path], config: dict[str, Any]) -> tuple
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """Tensor name -> {"dtype", "shape", ...}: the JSON behind the first eight bytes of a .safetensors file."""
+    """Tensor name -> {"dtype", "shape"}: the JSON after the first eight bytes of a .safetensors file."""
     try:
         with file.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
@@ -254,12 +246,8 @@ def _number(config: dict[str, Any], key: str, folder: Path) -> float | None:
     return float(value)
 
 
-def _softcap(config: dict[str, Any], folder: Path) -> float | None:
-    return _number(config, "final_logit_softcapping", folder)
-
-
 def _logit_scale(config: dict[str, Any], folder: Path) -> float:
-    """Factor on the logits: Cohere's logit_scale, Falcon-H1's lm_head_multiplier, Granite's 1 / logits_scaling."""
+    """Factor on the logits: Cohere's logit_scale, Falcon-H1's lm_head_multiplier, or Granite's, inverted."""
     factor = _number(config, "logit_scale", folder) or _number(config, "lm_head_multiplier", folder)
     divisor = _number(config, "logits_scaling", folder)
     return factor or (1.0 / divisor if divisor else 1.0)
@@ -278,7 +266,8 @@ def _states_entry(path: Path) -> tuple[str, dict[str, Any]]:
     names = named or [name for name, entry in header.items() if len(entry["shape"]) == 2]
     if not named and len(names) != 1:
         raise InputError(
-            f"--states {path} must hold a tensor {STATES[0]} or one tensor [N, D], got {', '.join(header) or 'nothing'}",
+            f"--states {path} must hold a tensor {STATES[0]} or one tensor [N, D], "
+            f"got {', '.join(header) or 'nothing'}",
             f"name it {STATES[0]}",
         )
     return names[0], header[names[0]]

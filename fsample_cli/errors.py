@@ -1,4 +1,4 @@
-"""Expected failures: one line on stderr, a next step, an exit code. Anything else is a bug and keeps its traceback.
+"""Expected failures: one line on stderr, a next step, an exit code. All else is a bug: a traceback.
 
 Exit codes: 0 success, 1 the thing that was checked failed (verify, compare), 2 the request cannot be met.
 """
@@ -13,7 +13,8 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a C program whose r
 class FsampleError(Exception):
     """A failure the user can act on.
 
-    `message` names the option or argument, the rule and the value; `hint` is the next step. Only `main()` catches it.
+    `message` names the option or argument, the rule and the value; `hint` is the next step. `main()` alone
+    catches it.
     """
 
     exit_code = 1

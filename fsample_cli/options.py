@@ -1,4 +1,4 @@
-"""Options that commands share, and the checks behind them. Every error names the option, the rule and the value."""
+"""Options that commands share, and their checks. Every error names the option, the rule and the value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Format(str, Enum):
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Batch sizes in rising order: `1..256` is the powers of two from 1 to 256; `1,3,7`, `64`, `1..8,12` work too.
+    """Batch sizes, rising: `1..256` is the powers of two from 1 to 256; `1,3,7`, `64`, `1..8,12` work too.
 
     Raises UsageError.
     """
@@ -190,9 +190,9 @@ TemperatureOption = Annotated[
 def parse_samplers(
     values: Sequence[str] | None, known: Iterable[str], default: Sequence[str]
 ) -> tuple[str, ...]:
-    """Sampler names in the order given, each once; `all` is every known one, `module:function` the user's own.
+    """Sampler names in the order given, each once. `all` is every known one, `module:function` your own.
 
-    `known` names may be asked for with an algorithm, as in fused:element. Raises UsageError for any other name.
+    `known` names may carry an algorithm, as in fused:element. Raises UsageError for any other name.
     """
     names = tuple(known)
     chosen: list[str] = []
@@ -227,10 +227,10 @@ def resolve_device(device: Device | str) -> str:
 
 
 def resolve_dtype(dtype: DType | str, device: str, own: str | None = None) -> str:
-    """One of bf16, fp16, fp32. `auto`: fp32 on the CPU, where 16-bit matmuls are slow; `own` or bf16 on a GPU."""
-    wanted = DType(dtype)
-    if wanted is not DType.auto:
-        return wanted.value
+    """bf16, fp16 or fp32. `auto`: fp32 on the CPU, where 16-bit matmuls are slow; `own` or bf16 on a GPU."""
+    wanted = DType(dtype).value
+    if wanted != "auto":
+        return str(wanted)
     return "fp32" if device == "cpu" else own or "bf16"
 
 
@@ -247,8 +247,8 @@ def build_workload(
 ) -> Workload:
     """The one workload the options ask for, with files looked at (their headers only) and shapes compared.
 
-    `device` is resolved. `default` serves when no option names a shape; --vocab or --hidden alone changes that one
-    size of it. Raises UsageError or InputError.
+    `device` is resolved. `default` serves when no option names a shape; --vocab or --hidden alone changes that
+    one size of it. Raises UsageError or InputError.
     """
     given = [
         name
@@ -265,7 +265,7 @@ def build_workload(
         head = checkpoints.find_head(checkpoint)
         workload = Workload(
             "checkpoint", head.vocab, head.hidden, resolve_dtype(dtype, device, head.dtype),
-            checkpoint=str(checkpoint), softcap=head.softcap, logit_scale=head.logit_scale, vocab_size=head.vocab_size,
+            checkpoint=str(checkpoint), softcap=head.softcap, logit_scale=head.logit_scale,
         )  # fmt: skip
     elif preset is not None:
         workload = find_preset(preset).workload(resolve_dtype(dtype, device))

@@ -174,7 +174,7 @@ class HardwareResult:
     bandwidth_tb_s: float
     bf16_tflops: float
     fp32_tflops: float
-    l2_mb: float | None
+    cache_mib: float
     roofline_tb_s: float  # what a roofline uses: measured where known
     roofline_tflops: float
     source: str
@@ -188,7 +188,7 @@ Result: TypeAlias = (
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one command. `settings` holds the protocol: seed, device, warm-ups, L2, ceilings, baseline, paths."""
+    """One run of one command. `settings` is the protocol: seed, device, warm-ups, L2, ceilings, baseline."""
 
     kind: str
     command: str  # the exact command line
@@ -255,7 +255,7 @@ class Record:
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a result, with preset, vocab, hidden, dtype and tp beside it; the rest of the record in `attrs`.
+        """One row a result, beside it preset, vocab, hidden, dtype, tp; the rest of the record in `attrs`.
 
         `samples_us` holds the raw samples of a row as a tuple.
         """
@@ -274,7 +274,7 @@ class Record:
 
 
 def _plain(value: Any) -> Any:
-    """The value with tuples as lists and numbers that are not finite as None, so that strict JSON can carry it."""
+    """The value as strict JSON can carry it: tuples as lists, numbers that are not finite as None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -15,7 +15,7 @@ BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4}
 class Workload:
     """One LM head: weight [V, D], and how its logits are made. Batch and temperature are the command's.
 
-    y = logit_scale * (hidden @ weight.T [+ head_bias]), then softcap * tanh(y / softcap); ids stay under vocab_size.
+    y = logit_scale * (hidden @ weight.T), then softcap * tanh(y / softcap) where there is a soft-cap.
     """
 
     preset: str  # name of the model shape, "custom", or "checkpoint"
@@ -27,7 +27,6 @@ class Workload:
     states: str | None = None  # file of real hidden states [N, D], else they are drawn at random
     softcap: float | None = None
     logit_scale: float = 1.0
-    vocab_size: int | None = None  # below V for a padded head
     distribution: str = ""  # what the numbers are, in words: set by whoever makes the tensors
 
     @property
@@ -45,7 +44,6 @@ class Preset:
     source: str
     softcap: float | None = None
     logit_scale: float = 1.0
-    note: str = ""
 
     def workload(self, dtype: str = "bf16", tp: int = 1) -> Workload:
         return Workload(
@@ -56,13 +54,23 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
+        Preset("qwen3-0.6b", 151_936, 1_024, "Qwen/Qwen3-0.6B config.json"),
         Preset("qwen3-1.7b", 151_936, 2_048, "Qwen/Qwen3-1.7B config.json"),
         Preset("qwen3-8b", 151_936, 4_096, "Qwen/Qwen3-8B config.json"),
+        Preset("qwen3-32b", 151_936, 5_120, "Qwen/Qwen3-32B config.json"),
+        Preset("llama2-7b", 32_000, 4_096, "meta-llama/Llama-2-7b config.json"),
+        Preset("llama3-8b", 128_256, 4_096, "meta-llama/Meta-Llama-3-8B config.json"),
         Preset("llama3-70b", 128_256, 8_192, "meta-llama/Meta-Llama-3-70B config.json"),
+        Preset("llama3-405b", 128_256, 16_384, "meta-llama/Llama-3.1-405B config.json"),
+        Preset("gpt-oss-20b", 201_088, 2_880, "openai/gpt-oss-20b config.json"),
         Preset("gpt-oss-120b", 201_088, 2_880, "openai/gpt-oss-120b config.json"),
         Preset("deepseek-v3", 129_280, 7_168, "deepseek-ai/DeepSeek-V3 config.json"),
+        Preset("kimi-k2", 163_840, 7_168, "moonshotai/Kimi-K2-Instruct config.json"),
+        Preset("gemma2-9b", 256_000, 3_584, "google/gemma-2-9b config.json", softcap=30.0),
         Preset("gemma3-270m", 262_144, 640, "google/gemma-3-270m config.json"),
-        Preset("cpu-small", 32_000, 512, "made up: an old vocabulary, small enough for a laptop"),
+        Preset("command-r", 256_000, 8_192, "CohereForAI/c4ai-command-r-v01 config.json", logit_scale=0.0625),
+        Preset("gpt2", 50_257, 768, "openai-community/gpt2 config.json: an odd vocabulary"),
+        Preset("cpu-small", 32_000, 512, "made up: small enough for a laptop without a GPU"),
     )
 }
 

@@ -1,6 +1,6 @@
 """The tensors a run works on: real ones where files are given, else normal values that make realistic logits.
 
-Zeros or ones would be faster than any real input, since the speed of a matmul depends on the bits it multiplies.
+Zeros or ones would be faster than any real input: the speed of a matmul depends on the bits it multiplies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK_ROWS = (
 
 
 def load_weight(workload: Workload, device: str, seed: int) -> Tensor:
-    """LM head [V, D] in the workload's dtype: the checkpoint's, or normal values of deviation LOGIT_STD / sqrt(D).
+    """LM head [V, D] in the workload's dtype: the checkpoint's, or normal, of deviation LOGIT_STD / sqrt(D).
 
     Raises MissingError when memory does not hold it.
     """
@@ -34,17 +34,10 @@ def load_weight(workload: Workload, device: str, seed: int) -> Tensor:
         return checkpoint.load_head(checkpoint.find_head(Path(workload.checkpoint)), workload.dtype, device)
     generator = torch.Generator(device).manual_seed(seed % 2**63)
     weight = torch.empty(workload.vocab, workload.hidden, dtype=TORCH_DTYPES[workload.dtype], device=device)
-    for rows in weight.split(CHUNK_ROWS):  # [<= CHUNK_ROWS, D]
+    for rows in torch.split(weight, CHUNK_ROWS):  # [<= CHUNK_ROWS, D]
         values = torch.randn(rows.shape, generator=generator, device=device)
         rows.copy_(values.mul_(LOGIT_STD / workload.hidden**0.5))
     return weight
-
-
-def load_head_bias(workload: Workload, device: str) -> Tensor | None:
-    """Bias [V] of a checkpoint's LM head, fp32, or None."""
-    if workload.checkpoint is None:
-        return None
-    return checkpoint.load_head_bias(checkpoint.find_head(Path(workload.checkpoint)), device)
 
 
 def make_hidden(
@@ -52,8 +45,8 @@ def make_hidden(
 ) -> Tensor:
     """Hidden states [B, D] in the workload's dtype.
 
-    With `states`: its rows in order, from the first again when there are fewer than B. Else normal values; given a
-    checkpoint's `weight` [V, D] they are scaled so that the logits' deviation is LOGIT_STD there too.
+    With `states`: its rows in order, from the first again when there are fewer than B. Else normal values; given
+    a checkpoint's `weight` [V, D] they are scaled so that the logits' deviation is LOGIT_STD there too.
     """
     if workload.states is not None:
         states = checkpoint.load_states(Path(workload.states), workload.dtype, device)  # [N, D]
@@ -69,7 +62,7 @@ def make_hidden(
 
 
 def describe(workload: Workload) -> Workload:
-    """The workload with `distribution` saying in words what `load_weight` and `make_hidden` make, for the record."""
+    """The workload with `distribution` saying in words what `load_weight` and `make_hidden` make."""
     weight = (
         "weight from the checkpoint" if workload.checkpoint else f"weight N(0, ({LOGIT_STD:g}/sqrt(D))^2)"
     )

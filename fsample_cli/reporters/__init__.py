@@ -84,7 +84,7 @@ def render(record: Record, format: str) -> str:
 
 
 def write_report(record: Record, target: Target) -> None:
-    """Send the record to the target. A file appears whole or not at all. Raises InputError if it cannot be written."""
+    """Send the record to the target; a file appears whole or not at all. Raises InputError."""
     if target.path is None:
         if target.format == "table":
             from fsample_cli.reporters.to_table import to_terminal
@@ -120,7 +120,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write and flush. Raises OutputClosed when the reader has gone; characters stdout cannot carry become '?'."""
+    """Write and flush; a character that stdout cannot carry becomes '?'. Raises OutputClosed."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))

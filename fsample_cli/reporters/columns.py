@@ -1,7 +1,8 @@
-"""Which fields each kind of record shows, under which heading, and in which words. Tables and markdown share it."""
+"""Which fields each kind of record shows, under which heading and in which words: for tables and markdown."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,26 +20,28 @@ class Column:
 
 
 def number(value: float | None, digits: int) -> str:
-    return MISSING if value is None else f"{value:,.{digits}f}"
+    return MISSING if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
 def microseconds(value: float | None) -> str:
     """At least three digits, whatever the size: 0.123, 12.3, 283, 152,345."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return MISSING
     return number(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
 
 
 def ratio(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3f}" if value < 10 else f"{value:,.1f}"
+    return number(value, 3 if value is not None and abs(value) < 10 else 1)
 
 
 def percent(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:.2f}%"
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.2f}%"
 
 
 def p_value(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4f}" if value >= 1e-3 or value == 0 else f"{value:.1e}"
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{value:.4f}" if value >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
 def sampler(row: Any) -> str:
@@ -121,7 +124,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("TB/s", lambda r: number(r.bandwidth_tb_s, 2)),
         Column("bf16", lambda r: number(r.bf16_tflops, 0)),
         Column("fp32", lambda r: number(r.fp32_tflops, 0)),
-        Column("L2 MB", lambda r: number(r.l2_mb, 0)),
+        Column("cache MiB", lambda r: number(r.cache_mib, 0)),
         Column("roof TB/s", lambda r: number(r.roofline_tb_s, 2)),
         Column("roof bf16", lambda r: number(r.roofline_tflops, 0)),
     ),

@@ -1,4 +1,4 @@
-"""A record as CSV, one line a result. Raw samples stay in the JSON form; every other value is here in full."""
+"""A record as CSV, one line a result. Raw samples stay in the JSON form; all other values are in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record as a table for people. Never cut: a terminal too narrow wraps the line, it does not lose a digit."""
+"""A record as a table for people. Never cut: a terminal too narrow wraps the line and loses no digit."""
 
 from __future__ import annotations
 

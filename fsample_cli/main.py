@@ -1,0 +1,84 @@
+"""The `fsample` program: its list of commands, and where a failure becomes a line on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from fsample_cli import __version__
+from fsample_cli.commands.compare import compare
+from fsample_cli.commands.doctor import doctor
+from fsample_cli.commands.presets import presets
+from fsample_cli.errors import INTERRUPTED, USAGE, FsampleError, OutputClosed
+
+# Base of all usage errors. Older Typer takes it from click, newer ones carry their own: this finds either.
+ClickError: type[Any] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(name="fsample", pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(name="compare")(compare)
+app.command(name="doctor")(doctor)
+app.command(name="presets")(presets)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fsample {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def fsample(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Exact token sampling fused into the LM-head matmul: verify it, time it, and see why."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> NoReturn:
+    """Run on `sys.argv` and exit: 0 success, 1 a check failed, 2 the request cannot be met."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = app(prog_name="fsample", standalone_mode=False)
+        sys.stdout.flush()
+    except (OutputClosed, BrokenPipeError):
+        return _close_stdout()
+    except FsampleError as error:
+        return _fail(str(error), error.exit_code)
+    except ClickError as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "fsample"
+        return _fail(f"{error.format_message().rstrip('.')}; see {path} --help", USAGE)
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except _out_of_memory() as error:
+        text = str(error).partition("\n")[0] or "the host ran out of memory"
+        return _fail(f"{text}; choose a smaller --batch or --preset", USAGE)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print("fsample:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _close_stdout() -> int:
+    from fsample_cli.reporters import close_stdout
+
+    close_stdout()
+    return OutputClosed.exit_code
+
+
+def _out_of_memory() -> tuple[type[BaseException], ...]:
+    """What running out of memory raises here; torch is asked only where a command has imported it."""
+    torch = sys.modules.get("torch")
+    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
