@@ -5,7 +5,7 @@ pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fsample_cli import samplers
 from fsample_cli.hardware import Gpu, roofline_us
 from fsample_cli.measure import gate
 from fsample_cli.measure.clocks import ClockReader, ClockReading
-from fsample_cli.measure.inputs import load_head_bias, load_weight, make_hidden
+from fsample_cli.measure.inputs import load_weight, make_hidden
 from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
 from fsample_cli.measure.traffic import floor, traffic
 from fsample_cli.records import BenchResult
@@ -80,11 +80,7 @@ def sweep(
     """
     device = torch.device(settings.device)
     weight = load_weight(workload, settings.device, settings.seed)
-    transform = Transform(load_head_bias(workload, settings.device), workload.logit_scale, workload.softcap)
-    if workload.vocab_size is not None and workload.vocab_size < weight.shape[0]:
-        weight = weight[: workload.vocab_size]  # a padded head: nobody reads the rows that nobody may draw
-        if transform.head_bias is not None:
-            transform = replace(transform, head_bias=transform.head_bias[: workload.vocab_size])
+    transform = Transform(workload.logit_scale, workload.softcap)
     contenders = [_admit(name, transform, weight, device, settings, progress) for name in names]
     results: list[BenchResult] = []
     problems = [c.problem for c in contenders if c.problem.startswith("failed")]
@@ -109,10 +105,7 @@ def _admit(
     progress: Progress,
 ) -> Contender:
     progress.stage(f"checking {name}")
-    try:
-        sampler = samplers.load(name, transform)
-    except SamplerUnavailable as error:
-        return Contender(_Absent(name), f"unavailable: {error}")
+    sampler = samplers.load(name, transform)
     plain = sampler if transform.is_identity else samplers.load(name)
     try:
         verdict = gate.check_small(
@@ -123,10 +116,8 @@ def _admit(
             temperature=settings.temperature,
             seed=settings.seed,
         )
-    except SamplerUnavailable as error:
-        return Contender(sampler, f"unavailable: {error}")
-    except ShapeUnsupported as error:
-        return Contender(sampler, f"unsupported: {error}")
+    except (SamplerUnavailable, ShapeUnsupported) as error:
+        return Contender(sampler, _why(sampler, error))
     return Contender(sampler, "" if verdict.passed else f"failed its gate: {verdict.reason}")
 
 
@@ -185,14 +176,17 @@ def _prepare(
         verdict = gate.check_shape(
             sampler, hidden, weight, temperature=settings.temperature, seed=settings.seed, transform=transform
         )
-    except SamplerUnavailable as error:
-        return f"unavailable: {error}"
-    except ShapeUnsupported as error:
-        return f"unsupported: {error}"
+    except (SamplerUnavailable, ShapeUnsupported) as error:
+        return _why(sampler, error)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return "unsupported: out of GPU memory at this shape"
     return "" if verdict.passed else f"failed its gate: {verdict.reason}"
+
+
+def _why(sampler: Sampler, error: SamplerUnavailable | ShapeUnsupported) -> str:
+    kind = "unavailable" if isinstance(error, SamplerUnavailable) else "unsupported"
+    return f"{kind}: {str(error).removeprefix(f'{sampler.name}: ')}"
 
 
 def _call(sampler: Sampler, hidden: Tensor, weight: Tensor, settings: Settings) -> Call:
@@ -247,24 +241,3 @@ def pick_baseline(requested: str | None, medians: dict[str, float]) -> str | Non
     """What speed-ups refer to: the sampler asked for, else fi2, else multinomial, among those with a time."""
     wanted = ("fi2", "multinomial") if requested is None else (requested,)
     return next((name for name in wanted if name in medians), None)
-
-
-class _Absent:
-    """Stands in for a sampler that could not even be loaded, so that its rows can be written."""
-
-    algorithm: str | None = None
-    implementation = ""
-    description = ""
-    logits_dtype: str | None = None
-    draws = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
-        raise SamplerUnavailable(f"{self.name} is not here")
-
-    def sample(
-        self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
-    ) -> Tensor:
-        raise SamplerUnavailable(f"{self.name} is not here")

@@ -28,7 +28,7 @@ def load(name: str, transform: Transform = IDENTITY) -> Sampler:
 
     Names: NAMES; `fused:element`, `fused:grouped:triton` (algorithm, implementation, or both; also after
     `fused+store:`); `module:function` or `file.py:function` for a user's own. Raises UsageError
-    for an unknown name, SamplerUnavailable where an import fails.
+    for an unknown name, InputError for a file that is not there.
     """
     base, *options = name.split(":")
     if base in ("fused", "fused+store"):

@@ -1,4 +1,4 @@
-"""torch.compile for baselines: one whole graph per shape. A missing compiler is reported, never run eagerly."""
+"""torch.compile for baselines: one whole graph per shape, and a plain word where no compiler is found."""
 
 from __future__ import annotations
 

@@ -59,7 +59,6 @@ class Fused:
             temperature=temperature,
             seed=seed,
             position=position,
-            head_bias=self._transform.head_bias,
             logit_scale=self._transform.logit_scale,
             softcap=self._transform.softcap,
             noise=self._noise,

@@ -36,31 +36,24 @@ class Sampler(Protocol):
     ) -> Tensor: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Transform:
-    """What a model does to its logits before the temperature, with h = hidden @ weight.T:
-
-    y = softcap tanh(logit_scale (h + head_bias) / softcap), or without a soft-cap y = logit_scale (h +
-    head_bias).
+    """What a model does to its logits before the temperature: y = logit_scale (hidden @ weight.T), then
+    y = softcap tanh(y / softcap) where there is a soft-cap.
     """
-
-    head_bias: Tensor | None = None  # [V]
 
     logit_scale: float = 1.0
     softcap: float | None = None
 
     @property
     def is_identity(self) -> bool:
-        return self.head_bias is None and self.logit_scale == 1.0 and self.softcap is None
+        return self.logit_scale == 1.0 and self.softcap is None
 
     def apply(self, logits: Tensor) -> Tensor:
-        """The same shape; 16-bit logits are upcast first unless there is nothing to do."""
+        """The same shape; logits are upcast to fp32 first unless there is nothing to do."""
         if self.is_identity:
             return logits
-        y = logits.float()  # [B, V]
-        if self.head_bias is not None:
-            y = y + self.head_bias
-        y = y * self.logit_scale
+        y = logits.float() * self.logit_scale  # [B, V]
         return y if self.softcap is None else self.softcap * (y / self.softcap).tanh()
 
 

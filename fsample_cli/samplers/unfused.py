@@ -37,8 +37,6 @@ class Unfused:
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
         logits = hidden @ weight.T  # [B, V]
-        if self._transform.head_bias is not None:
-            logits = logits + self._transform.head_bias
         self.logits_dtype = str(logits.dtype).removeprefix("torch.")
         result = fsample_kernels.sample_logits(
             logits,

@@ -19,7 +19,8 @@ from types import ModuleType
 
 from torch import Tensor
 
-from fsample_cli.samplers.protocol import IDENTITY, SamplerUnavailable, ShapeUnsupported, Transform
+from fsample_cli.errors import InputError, UsageError
+from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform
 from fsample_cli.samplers.seeding import mix
 
 SIGNATURE = "def function(hidden, weight, temperature, seed) -> ids"
@@ -45,11 +46,11 @@ class User:
         self._transform = transform
 
     def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
-        if self._transform.softcap is not None or self._transform.head_bias is not None:
+        if self._transform.softcap is not None:
             raise ShapeUnsupported(
-                f"{self.name}: this head has a bias or a soft-cap, which a function of "
+                f"{self.name}: this head has a soft-cap, which a function of "
                 "(hidden, weight, temperature, seed) cannot know",
-                hint="compare it on a head without them",
+                hint="compare it on a head without one",
             )
         ids = self.sample(hidden, weight, temperature=temperature, seed=0, position=0)
         if tuple(ids.shape) != (hidden.shape[0],) or ids.is_floating_point() or ids.is_complex():
@@ -77,7 +78,7 @@ def load(name: str, transform: Transform = IDENTITY) -> User:
     module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise SamplerUnavailable(
+        raise UsageError(
             f"--sampler {name}: {source} has no function {attribute!r}", hint=f"define it there: {SIGNATURE}"
         )
     return User(name, function, transform)
@@ -85,9 +86,7 @@ def load(name: str, transform: Transform = IDENTITY) -> User:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise SamplerUnavailable(
-            f"--sampler: no such file: {path}", hint="give an existing path/to/file.py:function"
-        )
+        raise InputError(f"--sampler: no such file: {path}", hint="give an existing path/to/file.py:function")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -105,7 +104,7 @@ def _load_module(source: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and source.split(".")[0] != error.name.split(".")[0]:
             raise  # the user's module exists; something that it imports does not
-        raise SamplerUnavailable(
+        raise UsageError(
             f"--sampler: no module {source!r} in the working directory or the environment",
             hint="give an importable module:function or path/to/file.py:function",
         ) from error
