@@ -1,0 +1,82 @@
+"""The tests by name, and the one judgement over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fsample_cli.exactness import fit_targets, tails
+from fsample_cli.exactness.holm import holm
+from fsample_cli.exactness.outcomes import Case
+from fsample_cli.exactness.plan import Plan
+from fsample_cli.exactness.power import smallest_effect
+from fsample_cli.exactness.result import TestResult, Verdict
+from fsample_cli.exactness.subject import BadIds, Subject
+
+
+@dataclass(frozen=True)
+class Check:
+    """A named test. `ours_only`: it needs options that only our library has."""
+
+    name: str
+    run: Callable[[Subject, Plan], list[TestResult]]
+    about: str
+    ours_only: bool = False
+
+
+TESTS: tuple[Check, ...] = (
+    Check(
+        fit_targets.TEST, fit_targets.run, "counts against known distributions, small and large vocabularies"
+    ),
+    Check(tails.TEST, tails.run, "tokens 10 to 40 below the top keep their mass"),
+)
+NAMES = tuple(check.name for check in TESTS)
+
+
+def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:
+    """The results of one test; a sampler that returns no ids at all fails it instead of ending the run."""
+    case = Case.start(check.name, subject, "")
+    if check.ours_only and subject.library is None:
+        return [case.skip("needs options that only fused has")]
+    try:
+        return check.run(subject, plan)
+    except BadIds as error:
+        return [case.rule("ids", True, 0, str(error))]
+
+
+def judge(results: Iterable[TestResult], alpha: float) -> list[TestResult]:
+    """Verdicts for a whole run.
+
+    The chance that a right sampler gets any "fail" is at most alpha: Holm over all p-values, and rules
+    without chance that a right sampler never breaks. Smallest effects are given for a single test at
+    Bonferroni's level alpha / m.
+    """
+    found = list(results)
+    chancy = [i for i, result in enumerate(found) if result.p_value is not None and not result.broken]
+    adjusted = dict(zip(chancy, holm([_p(found[i]) for i in chancy]), strict=True))
+    level = alpha / max(len(chancy), 1)
+    return [_judged(result, adjusted.get(i), alpha, level) for i, result in enumerate(found)]
+
+
+def passed(results: Sequence[TestResult]) -> bool:
+    return all(result.verdict != "fail" for result in results)
+
+
+def _p(result: TestResult) -> float:
+    assert result.p_value is not None
+    return result.p_value
+
+
+def _judged(result: TestResult, adjusted: float | None, alpha: float, level: float) -> TestResult:
+    if result.skipped:
+        return replace(result, verdict="skipped")
+    failed = result.broken or (adjusted is not None and adjusted <= alpha)
+    verdict: Verdict = "fail" if failed else "pass"
+    seen = result.sensitivity
+    return replace(
+        result,
+        adjusted_p=adjusted,
+        smallest_at_80=None if seen is None else smallest_effect(seen, level, 0.8),
+        smallest_at_99=None if seen is None else smallest_effect(seen, level, 0.99),
+        verdict=verdict,
+    )

@@ -1,0 +1,138 @@
+"""How much is drawn: a level and a device in, sizes out.
+
+Budgets are logits, so a run does not depend on the clock.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Level = Literal["quick", "standard", "deep"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a level draws on a CPU; the fields are those of `Plan`."""
+
+    vocabs: tuple[int, ...]
+    fit_draws: int
+    fit_logits: int
+    focus_draws: int
+    gaps: tuple[float, ...]
+    tail_expected: float
+    tail_logits: int
+    pair_draws: int
+    samples: int
+
+
+SIZES: dict[Level, Size] = {
+    "quick": Size(
+        vocabs=(512, 32_000),
+        fit_draws=20_000,
+        fit_logits=10_000_000,
+        focus_draws=50_000,
+        gaps=(10.0, 13.0, 17.0, 40.0),
+        tail_expected=60.0,
+        tail_logits=8_000_000,
+        pair_draws=16_384,
+        samples=2,
+    ),
+    "standard": Size(
+        vocabs=(512, 32_000, 151_936),
+        fit_draws=100_000,
+        fit_logits=100_000_000,
+        focus_draws=1_000_000,
+        gaps=(10.0, 13.0, 15.0, 17.0, 19.0, 23.0, 30.0, 40.0),
+        tail_expected=60.0,
+        tail_logits=500_000_000,
+        pair_draws=131_072,
+        samples=8,
+    ),
+    "deep": Size(
+        vocabs=(512, 32_000, 151_936, 262_144),
+        fit_draws=5_000_000,
+        fit_logits=5_000_000_000,
+        focus_draws=20_000_000,
+        gaps=(10.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0, 25.0, 30.0, 35.0, 40.0),
+        tail_expected=200.0,
+        tail_logits=10_000_000_000,
+        pair_draws=1_048_576,
+        samples=64,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of every test of the battery."""
+
+    level: Level
+    device: str
+    dtype: torch.dtype
+    seed: int
+    alpha: float
+    vocabs: tuple[int, ...]  # of the goodness tests
+    fit_draws: int  # per target at V = 512
+    fit_logits: int  # budget per target at larger V
+    focus_draws: int  # for the one-number tests (half, mean id, mean logit) at V = 512
+    gaps: tuple[float, ...]
+    tail_vocab: int
+    tail_expected: float  # draws grow until a tail expects this many events
+    tail_logits: int  # ... or until this budget ends
+    pair_draws: int  # per grid of the independence tests
+    samples: int  # calls of the small deterministic tests
+    call_logits: int  # logits of one call: as many equal rows as fit
+    max_rows: int = 65_536
+    real_logits: tuple[NDArray[np.float64], ...] = field(default=())
+
+    def rows(self, vocab: int, draws: int) -> int:
+        """Rows of one call."""
+        return max(1, min(self.call_logits // vocab, self.max_rows, draws))
+
+    def budget(self, vocab: int) -> int:
+        """Draws per target at this vocabulary."""
+        return self.fit_draws if vocab <= 512 else max(200, min(self.fit_draws, self.fit_logits // vocab))
+
+    def case_seed(self, case: str) -> int:
+        """A seed per case, so that no two cases share noise."""
+        return (self.seed * 0x9E3779B97F4A7C15 + zlib.crc32(case.encode())) % 2**62
+
+
+def make_plan(
+    level: Level,
+    device: str,
+    dtype: torch.dtype,
+    seed: int,
+    alpha: float,
+    real_logits: tuple[NDArray[np.float64], ...] = (),
+) -> Plan:
+    """The sizes of a level. A GPU draws about a hundred times more in the same time."""
+    on_gpu = device == "cuda"
+    more = {"quick": 25, "standard": 30, "deep": 20}[level] if on_gpu else 1
+    size = SIZES[level]
+    return Plan(
+        level=level,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        alpha=alpha,
+        vocabs=size.vocabs,
+        fit_draws=size.fit_draws * more,
+        fit_logits=size.fit_logits * more,
+        focus_draws=size.focus_draws * more,
+        gaps=size.gaps,
+        tail_vocab=512,
+        tail_expected=size.tail_expected,
+        tail_logits=size.tail_logits * more,
+        pair_draws=size.pair_draws * more,
+        samples=size.samples,
+        call_logits=2**25 if on_gpu else 2**21,
+        real_logits=real_logits,
+    )

@@ -1,0 +1,103 @@
+"""What a number of draws can see, and how many draws a defect needs."""
+
+from __future__ import annotations
+
+import math
+
+from scipy import optimize, special, stats
+
+from fsample_cli.exactness.result import Sensitivity
+
+
+def smallest_noncentrality(dof: int, alpha: float, power: float) -> float:
+    """Noncentrality at which a chi-squared test of level alpha with dof degrees of freedom rejects with
+    this power.
+    """
+    _check(alpha, power)
+    if dof < 1:
+        raise ValueError(f"dof must be at least 1, got {dof}")
+    if power <= alpha:
+        return 0.0
+    cut = float(stats.chi2.isf(alpha, dof))
+
+    def missing(noncentrality: float) -> float:
+        return float(stats.ncx2.sf(cut, dof, noncentrality)) - power
+
+    high = 10.0 + cut
+    while missing(high) < 0:
+        high *= 2
+    return float(optimize.brentq(missing, 1e-9, high, xtol=1e-6))
+
+
+def smallest_total_variation(draws: int, dof: int, alpha: float, power: float) -> float:
+    """Total-variation distance that n draws surely show, whatever its shape: sqrt(noncentrality / n) / 2.
+
+    A deviation d of the cell probabilities p has noncentrality n sum d^2 / p >= n (sum |d|)^2 = 4 n TV^2,
+    with equality where |d| is proportional to p: the shape hardest to see. Deviations inside one pooled cell
+    are not seen at all.
+    """
+    return min(1.0, 0.5 * math.sqrt(smallest_noncentrality(dof, alpha, power) / draws))
+
+
+def draws_for_total_variation(distance: float, dof: int, alpha: float, power: float) -> int:
+    """Draws after which a chi-squared test sees a total-variation distance of this size in any shape."""
+    if not 0 < distance <= 1:
+        raise ValueError(f"distance must lie in (0, 1], got {distance}")
+    return math.ceil(smallest_noncentrality(dof, alpha, power) / (4 * distance**2))
+
+
+def smallest_shift(standard_error: float, alpha: float, power: float) -> float:
+    """Shift of a mean that a two-sided normal test sees: (z_{1 - alpha/2} + z_power) standard errors."""
+    _check(alpha, power)
+    return float(standard_error * (stats.norm.isf(alpha / 2) + stats.norm.isf(1 - power)))
+
+
+def smallest_excess(draws: int, mass: float, alpha: float, power: float) -> float:
+    """Mass above `mass` that a two-sided count test sees in n draws (Poisson limit; mass 0: any event at
+    all).
+    """
+    _check(alpha, power)
+    expected = draws * mass
+    events = 1 if expected == 0 else _rejecting_count(expected, alpha)
+    return float(special.gammaincinv(events, power) - expected) / draws
+
+
+def smallest_deficit(draws: int, mass: float, alpha: float, power: float) -> float | None:
+    """Missing mass that the same test sees, or None where even no event at all would be no surprise."""
+    _check(alpha, power)
+    expected = draws * mass
+    if 2 * math.exp(-expected) > alpha:
+        return None
+    events = int(stats.poisson.ppf(alpha / 2, expected))
+    while events >= 0 and 2 * stats.poisson.cdf(events, expected) > alpha:
+        events -= 1
+    seen = float(special.gammainccinv(events + 1, power))
+    return (expected - seen) / draws
+
+
+def smallest_effect(sensitivity: Sensitivity, alpha: float, power: float) -> float | None:
+    """The smallest effect, in the unit `sensitivity.effect` names, that a test of level alpha sees with
+    this power.
+    """
+    if sensitivity.draws < 1:
+        return None
+    if sensitivity.law == "chi-squared":
+        if sensitivity.dof < 1:
+            return None
+        return smallest_total_variation(sensitivity.draws, sensitivity.dof, alpha, power)
+    if sensitivity.law == "normal":
+        return smallest_shift(sensitivity.scale, alpha, power)
+    return smallest_excess(sensitivity.draws, sensitivity.scale, alpha, power)
+
+
+def _rejecting_count(expected: float, alpha: float) -> int:
+    events = max(1, int(stats.poisson.isf(alpha / 2, expected)))
+    while 2 * stats.poisson.sf(events - 1, expected) > alpha:
+        events += 1
+    return events
+
+
+def _check(alpha: float, power: float) -> None:
+    for name, value in (("alpha", alpha), ("power", power)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must lie strictly between 0 and 1, got {value}")

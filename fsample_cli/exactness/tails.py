@@ -1,0 +1,48 @@
+"""Test `tails`: tokens far below the top keep the mass they are owed, down to exp(-40)."""
+
+from __future__ import annotations
+
+import math
+
+from fsample_cli.exactness import targets
+from fsample_cli.exactness.draws import count
+from fsample_cli.exactness.outcomes import Case
+from fsample_cli.exactness.plan import Plan
+from fsample_cli.exactness.power import smallest_deficit
+from fsample_cli.exactness.result import TestResult
+from fsample_cli.exactness.subject import Subject
+
+TEST = "tails"
+
+
+def run(subject: Subject, plan: Plan) -> list[TestResult]:
+    """One token at 0, all others at -gap: draws outside the top token against their exact expectation in
+    float64.
+    """
+    return [one_gap(subject, plan, gap) for gap in plan.gaps]
+
+
+def one_gap(subject: Subject, plan: Plan, gap: float) -> TestResult:
+    """One gap.
+
+    Draws grow until the tail expects `plan.tail_expected` events or `plan.tail_logits` are spent.
+    """
+    target = targets.one_against_many(plan.tail_vocab, gap)
+    mass = float(target.probabilities[:-1].sum())
+    draws, limit = planned_draws(plan, mass)
+    case = Case.start(TEST, subject, target.name)
+    drawn = count(subject, target, draws, case.name, plan)
+    if drawn.out_of_range:
+        return case.rule("range", True, drawn.draws, drawn.complaint)
+    return case.events("", int(drawn.counts[0, :-1].sum()), drawn.draws, mass, "tail mass", limit)
+
+
+def planned_draws(plan: Plan, mass: float) -> tuple[int, str]:
+    """Draws for a tail of this mass, and what ended their growth."""
+    enough = math.ceil(plan.tail_expected / mass)
+    affordable = max(plan.tail_logits // plan.tail_vocab, 1)
+    if enough <= affordable:
+        return enough, "expectation reached"
+    visible = smallest_deficit(affordable, mass, plan.alpha / 100, 0.8)
+    seen = "a missing tail shows" if visible is not None else "only an excess shows"
+    return affordable, f"budget ended: {seen}"
