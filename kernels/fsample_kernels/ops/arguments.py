@@ -15,13 +15,12 @@ from torch import Tensor
 
 from fsample_kernels.types import Problem
 
-LOG2_E = 1.4426950408889634
 INTERPRETED = triton.knobs.runtime.interpret
 
 # Numbers that change from call to call must not make new compiled variants, and neither must a slice of a tensor of
 # per-row parameters that starts at an odd address.
 UNSPECIALIZED = (
-    "num_rows", "num_columns", "num_tiles", "num_samples", "shift", "first_id", "limit", "seed_stride", "seed_low",
+    "num_rows", "num_columns", "num_tiles", "num_samples", "shift", "first_id", "limit", "temperature_stride", "seed_stride", "seed_low",
     "seed_high", "position_stride", "position", "numbered", "num_words",
 )  # fmt: skip
 ANY_ALIGNMENT = (
@@ -101,6 +100,7 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     logits = empty(B, V) if problem.store_logits else None
 
     temperature, seed, position = problem.temperature, problem.seed, problem.position
+    temperature_tensor = temperature if isinstance(temperature, Tensor) else None
     seed_tensor = seed if isinstance(seed, Tensor) else None
     position_tensor = position if isinstance(position, Tensor) else None
     mask = problem.mask.view(torch.uint8) if problem.mask is not None else None
@@ -109,8 +109,8 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     kernel_arguments: dict[str, object] = {
         "num_rows": B, "num_columns": V, "num_tiles": T, "num_samples": K, "shift": shift,
         "first_id": problem.first_id, "limit": limit,
-        "temperature_ptr": temperature.contiguous() if isinstance(temperature, Tensor) else None,
-        "temperature": temperature if not isinstance(temperature, Tensor) else 1.0,
+        "temperature_ptr": temperature_tensor, "temperature_stride": stride_of(temperature_tensor),
+        "temperature": 1.0 if isinstance(temperature, Tensor) else temperature,
         "seed_ptr": seed_tensor, "seed_stride": stride_of(seed_tensor),
         "seed_low": 0 if isinstance(seed, Tensor) else signed32(seed & 0xFFFFFFFF),
         "seed_high": 0 if isinstance(seed, Tensor) else signed32(seed >> 32),

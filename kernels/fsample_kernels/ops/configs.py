@@ -55,3 +55,11 @@ def pick(dtype: torch.dtype, num_rows: int, architecture: str) -> Config:
         if num_rows <= largest:
             return config
     return config
+
+
+# Over existing logits: (BLOCK_V, warps), one group of 32 ids a thread. Few rows take short tiles, to fill the GPU.
+STREAMING = {8: (1024, 1), 1 << 24: (4096, 4)}
+
+
+def pick_streaming(num_rows: int) -> tuple[int, int]:
+    return next(shape for largest, shape in STREAMING.items() if num_rows <= largest)

@@ -37,6 +37,12 @@ def exp2(x, FAST: tl.constexpr):
 
 
 @triton.jit
+def base2_scale(temperature):
+    """c = log2(e) / temperature, so that y c is in base 2; rounded once, as the reference does."""
+    return (tl.full((), LOG2_E, tl.float64) / temperature.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
 def philox(c0, c1, c2, c3, k0, k1):
     """Philox4x32-10; every word uint32, broadcast together.
 

@@ -8,7 +8,7 @@ cannot take such a bound in `range`.
 import triton
 import triton.language as tl
 
-from fsample_kernels.ops.device import LOG2_E, element_draw, exp2, greedy, grouped_draw
+from fsample_kernels.ops.device import LOG2_E, base2_scale, element_draw, exp2, greedy, grouped_draw
 
 
 @triton.jit
@@ -25,14 +25,14 @@ def tanh(z):
 @triton.jit
 def load_rows(offs_b, mask_b, rows):
     """Per row: log2(e) / temperature, is greedy, position, row word, key words."""
-    (temperature_ptr, temperature, seed_ptr, seed_stride, seed_low, seed_high, position_ptr, position_stride,
-     position, numbered) = rows  # fmt: skip
+    (temperature_ptr, temperature_stride, temperature, seed_ptr, seed_stride, seed_low, seed_high,
+     position_ptr, position_stride, position, numbered) = rows  # fmt: skip
     if temperature_ptr is None:
         t = tl.zeros_like(offs_b).to(tl.float32) + temperature
     else:
-        t = tl.load(temperature_ptr + offs_b, mask=mask_b, other=1.0)
+        t = tl.load(temperature_ptr + offs_b * temperature_stride, mask=mask_b, other=1.0)
     is_greedy = t == 0.0
-    c = tl.div_rn(tl.full((), LOG2_E, tl.float32), tl.where(is_greedy, LOG2_E, t))
+    c = tl.where(is_greedy, 1.0, base2_scale(t))
     if seed_ptr is None:
         k0 = tl.zeros_like(offs_b) + seed_low
         k1 = tl.zeros_like(offs_b) + seed_high
@@ -67,6 +67,7 @@ def transform(
      sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
     offs_v = v0 + tl.arange(0, BLOCK_V)
     mask_v = (offs_v >= 0) & (offs_v < limit)
+    offs_id = (first_id + offs_v).to(tl.int64)  # tables of ids are global, only the head bias is sharded with W
     if head_bias_ptr is not None:
         offs = offs_v.to(tl.int64) * head_bias_stride
         y += tl.load(head_bias_ptr + offs, mask=mask_v, other=0.0).to(tl.float32)[None, :]
@@ -75,7 +76,7 @@ def transform(
     if HAS_SOFTCAP:
         y = softcap * tanh(y / softcap)
     if bias_ptr is not None:
-        offs = offs_b.to(tl.int64)[:, None] * bias_stride_b + offs_v.to(tl.int64)[None, :] * bias_stride_v
+        offs = offs_b.to(tl.int64)[:, None] * bias_stride_b + offs_id[None, :] * bias_stride_v
         y += tl.load(bias_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
     if sparse_rows_ptr is not None:
         # Sorted by id, so a tile visits its own triples only. One compare and one add a logit and triple: a few
@@ -84,13 +85,12 @@ def transform(
         i = tl.load(sparse_starts_ptr + tile_v)
         while i < end:
             row = tl.load(sparse_rows_ptr + i).to(tl.int32)
-            column = (tl.load(sparse_ids_ptr + i) - first_id).to(tl.int32)
             value = tl.load(sparse_values_ptr + i)
-            hit = (offs_b == row)[:, None] & (offs_v == column)[None, :]
+            hit = (offs_b == row)[:, None] & (offs_id == tl.load(sparse_ids_ptr + i))[None, :]
             y += tl.where(hit, value, 0.0)
             i += 1
     if mask_ptr is not None:
-        offs = offs_b.to(tl.int64)[:, None] * mask_stride_b + offs_v.to(tl.int64)[None, :] * mask_stride_v
+        offs = offs_b.to(tl.int64)[:, None] * mask_stride_b + offs_id[None, :] * mask_stride_v
         allowed = tl.load(mask_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0)
         y = tl.where(allowed != 0, y, float("-inf"))
     if bits_ptr is not None:
@@ -155,7 +155,7 @@ def finish_tile(
     any_sampled = tl.min((is_greedy | (offs_b >= num_rows)).to(tl.int32), axis=0) == 0
     offs_out = offs_b.to(tl.int64) * num_tiles + tile_v  # [K, B, T]
     if max_ptr is not None:
-        m, total = tile_mass(y, tl.where(is_greedy, 1.0, c), FAST)
+        m, total = tile_mass(y, c, FAST)
         tl.store(max_ptr + offs_out, m, mask=mask_b)
         tl.store(sum_ptr + offs_out, total, mask=mask_b)
     if SINGLE:

@@ -18,7 +18,7 @@ def lm_head_sample_kernel(
     hidden_ptr, hidden_stride_b, hidden_stride_d,  # [B, D]
     weight_ptr, weight_stride_v, weight_stride_d,  # [V, D]
     num_rows, num_columns, num_tiles, num_samples, shift, first_id, limit,
-    temperature_ptr, temperature, seed_ptr, seed_stride, seed_low, seed_high,
+    temperature_ptr, temperature_stride, temperature, seed_ptr, seed_stride, seed_low, seed_high,
     position_ptr, position_stride, position, numbered,
     head_bias_ptr, head_bias_stride, logit_scale, softcap,
     bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
@@ -67,7 +67,7 @@ def lm_head_sample_kernel(
 
     finish_tile(
         y, tile_b, tile_v, num_rows, num_tiles, num_samples, shift,
-        (temperature_ptr, temperature, seed_ptr, seed_stride, seed_low, seed_high,
+        (temperature_ptr, temperature_stride, temperature, seed_ptr, seed_stride, seed_low, seed_high,
          position_ptr, position_stride, position, numbered),
         (first_id, num_columns, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
          bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
@@ -89,14 +89,10 @@ def run(problem: Problem) -> SampleResult:
     with arguments.on_device(hidden.device):
         launch = arguments.prepare(problem, config.block_v)
         tiles_b = triton.cdiv(problem.num_rows, config.block_b)
-        if problem.num_rows and problem.num_samples:
-            lm_head_sample_kernel[(launch.num_tiles * tiles_b,)](
-                hidden, *hidden.stride(), weight, *weight.stride(),
-                **launch.kernel_arguments,
-                BLOCK_B=config.block_b, BLOCK_V=config.block_v, BLOCK_D=config.block_d,
-                D=weight.shape[1],
-                VOCAB_ON_M=config.vocab_on_m,
-                STREAM_WEIGHT=tiles_b == 1,
-                num_warps=config.num_warps, num_stages=config.num_stages,
-            )  # fmt: skip
+        lm_head_sample_kernel[(launch.num_tiles * tiles_b,)](
+            hidden, *hidden.stride(), weight, *weight.stride(), **launch.kernel_arguments,
+            BLOCK_B=config.block_b, BLOCK_V=config.block_v, BLOCK_D=config.block_d, D=weight.shape[1],
+            VOCAB_ON_M=config.vocab_on_m, STREAM_WEIGHT=tiles_b == 1,
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
         return reduce_candidates(problem, launch)

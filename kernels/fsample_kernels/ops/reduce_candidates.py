@@ -6,20 +6,20 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels.ops.arguments import Launch, stride_of
-from fsample_kernels.ops.device import LN_2, LOG2_E, NO_ID
+from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
 from fsample_kernels.types import Problem, SampleResult
 
 BLOCK_T = 1024
 
 
 @triton.jit(
-    do_not_specialize=("num_rows", "num_samples", "num_tiles", "position_stride"),
+    do_not_specialize=("num_rows", "num_samples", "num_tiles", "temperature_stride", "position_stride"),
     do_not_specialize_on_alignment=("temperature_ptr", "position_ptr", "spoiled_ptr"),
 )
 def reduce_candidates_kernel(
     score_ptr, id_ptr, logit_ptr,  # [K, B, T]
     max_ptr, sum_ptr,  # [B, T]
-    temperature_ptr, temperature, position_ptr, position_stride, spoiled_ptr,
+    temperature_ptr, temperature_stride, temperature, position_ptr, position_stride, spoiled_ptr,
     out_ids_ptr, out_logprob_ptr, out_lse_ptr,  # [B, K], [B, K], [B]
     num_rows, num_samples, num_tiles,
     BLOCK_T: tl.constexpr,
@@ -49,7 +49,7 @@ def reduce_candidates_kernel(
     if temperature_ptr is None:
         heat = tl.full((), 0.0, tl.float32) + temperature
     else:
-        heat = tl.load(temperature_ptr + row)
+        heat = tl.load(temperature_ptr + row * temperature_stride)
     good = (heat >= 0.0) & (heat < float("inf")) & (top < float("inf"))
     if position_ptr is not None:
         position = tl.load(position_ptr + row.to(tl.int64) * position_stride).to(tl.int64)
@@ -88,8 +88,7 @@ def reduce_candidates_kernel(
             at = tl.min(tl.where((best == top) & (best_id == winner), best_at, NO_ID), axis=0)
             found = at < num_tiles
             y = tl.load(logit_ptr + pid.to(tl.int64) * num_tiles + tl.where(found, at, 0))
-            c = tl.div_rn(tl.full((), LOG2_E, tl.float32), tl.where(greedy, LOG2_E, heat))
-            logprob = tl.minimum((y * c - lse2) * LN_2, 0.0)
+            logprob = tl.minimum((y * base2_scale(heat) - lse2) * LN_2, 0.0)
             tl.store(out_logprob_ptr + offs_out, tl.where(drawn, tl.where(greedy, 0.0, logprob), float("nan")))
 
 
@@ -100,12 +99,13 @@ def reduce_candidates(problem: Problem, launch: Launch) -> SampleResult:
     ids = torch.empty(B, K, dtype=torch.int64, device=device)
     logprob = torch.empty(B, K, device=device) if problem.want_logprob else None
     lse = torch.empty(B, device=device) if problem.want_lse else None
-    position = problem.position if isinstance(problem.position, Tensor) else None
-    if B and K:
-        reduce_candidates_kernel[(B * K,)](
-            launch.scores, launch.ids, launch.winner_logits, launch.tile_max, launch.tile_sum,
-            launch.kernel_arguments["temperature_ptr"], launch.kernel_arguments["temperature"],
-            position, stride_of(position), launch.spoiled,
-            ids, logprob, lse, B, K, T, BLOCK_T=BLOCK_T, num_warps=4,
-        )  # fmt: skip
+    temperature, position = problem.temperature, problem.position
+    temperature_tensor = temperature if isinstance(temperature, Tensor) else None
+    position_tensor = position if isinstance(position, Tensor) else None
+    reduce_candidates_kernel[(B * K,)](
+        launch.scores, launch.ids, launch.winner_logits, launch.tile_max, launch.tile_sum,
+        temperature_tensor, stride_of(temperature_tensor), 1.0 if isinstance(temperature, Tensor) else temperature,
+        position_tensor, stride_of(position_tensor), launch.spoiled,
+        ids, logprob, lse, B, K, T, BLOCK_T=BLOCK_T, num_warps=4,
+    )  # fmt: skip
     return SampleResult(ids, logprob, lse, launch.logits, "triton")
