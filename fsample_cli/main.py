@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fsample_cli import __version__
+from fsample_cli.commands.bench import bench
 from fsample_cli.commands.compare import compare
 from fsample_cli.commands.doctor import doctor
 from fsample_cli.commands.presets import presets
@@ -17,6 +18,7 @@ from fsample_cli.errors import INTERRUPTED, USAGE, FsampleError, OutputClosed
 ClickError: type[Any] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(name="fsample", pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(name="bench")(bench)
 app.command(name="compare")(compare)
 app.command(name="doctor")(doctor)
 app.command(name="presets")(presets)
@@ -57,7 +59,8 @@ def _run() -> int:
     except ClickError as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "fsample"
-        return _fail(f"{error.format_message().rstrip('.')}; see {path} --help", USAGE)
+        message = error.format_message().replace("Value error, ", "").rstrip(".")
+        return _fail(f"{message}; see {path} --help", USAGE)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except _out_of_memory() as error:

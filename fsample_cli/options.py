@@ -247,8 +247,8 @@ def build_workload(
 ) -> Workload:
     """The one workload the options ask for, with files looked at (their headers only) and shapes compared.
 
-    `device` is resolved. `default` serves when no option names a shape; --vocab or --hidden alone changes that
-    one size of it. Raises UsageError or InputError.
+    `device` is resolved. `default` serves when no option names a shape; --vocab or --hidden alone replaces
+    that one size. Raises UsageError or InputError.
     """
     given = [
         name
@@ -272,10 +272,7 @@ def build_workload(
     else:
         workload = replace(default, dtype=resolve_dtype(dtype, device))
         if vocab is not None or hidden is not None:
-            workload = Workload(
-                "custom", default.vocab if vocab is None else vocab, default.hidden if hidden is None else hidden,
-                workload.dtype,
-            )  # fmt: skip
+            workload = Workload("custom", vocab or default.vocab, hidden or default.hidden, workload.dtype)
     assert workload.dtype in DTYPES
     if states is None:
         return workload

@@ -41,7 +41,7 @@ class Preset:
     name: str
     vocab: int
     hidden: int
-    source: str
+    source: str  # repository on huggingface.co whose config.json says so
     softcap: float | None = None
     logit_scale: float = 1.0
 
@@ -54,23 +54,23 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("qwen3-0.6b", 151_936, 1_024, "Qwen/Qwen3-0.6B config.json"),
-        Preset("qwen3-1.7b", 151_936, 2_048, "Qwen/Qwen3-1.7B config.json"),
-        Preset("qwen3-8b", 151_936, 4_096, "Qwen/Qwen3-8B config.json"),
-        Preset("qwen3-32b", 151_936, 5_120, "Qwen/Qwen3-32B config.json"),
-        Preset("llama2-7b", 32_000, 4_096, "meta-llama/Llama-2-7b config.json"),
-        Preset("llama3-8b", 128_256, 4_096, "meta-llama/Meta-Llama-3-8B config.json"),
-        Preset("llama3-70b", 128_256, 8_192, "meta-llama/Meta-Llama-3-70B config.json"),
-        Preset("llama3-405b", 128_256, 16_384, "meta-llama/Llama-3.1-405B config.json"),
-        Preset("gpt-oss-20b", 201_088, 2_880, "openai/gpt-oss-20b config.json"),
-        Preset("gpt-oss-120b", 201_088, 2_880, "openai/gpt-oss-120b config.json"),
-        Preset("deepseek-v3", 129_280, 7_168, "deepseek-ai/DeepSeek-V3 config.json"),
-        Preset("kimi-k2", 163_840, 7_168, "moonshotai/Kimi-K2-Instruct config.json"),
-        Preset("gemma2-9b", 256_000, 3_584, "google/gemma-2-9b config.json", softcap=30.0),
-        Preset("gemma3-270m", 262_144, 640, "google/gemma-3-270m config.json"),
-        Preset("command-r", 256_000, 8_192, "CohereForAI/c4ai-command-r-v01 config.json", logit_scale=0.0625),
-        Preset("gpt2", 50_257, 768, "openai-community/gpt2 config.json: an odd vocabulary"),
-        Preset("cpu-small", 32_000, 512, "made up: small enough for a laptop without a GPU"),
+        Preset("qwen3-0.6b", 151_936, 1_024, "Qwen/Qwen3-0.6B"),
+        Preset("qwen3-1.7b", 151_936, 2_048, "Qwen/Qwen3-1.7B"),
+        Preset("qwen3-8b", 151_936, 4_096, "Qwen/Qwen3-8B"),
+        Preset("qwen3-32b", 151_936, 5_120, "Qwen/Qwen3-32B"),
+        Preset("llama2-7b", 32_000, 4_096, "meta-llama/Llama-2-7b"),
+        Preset("llama3-8b", 128_256, 4_096, "meta-llama/Meta-Llama-3-8B"),
+        Preset("llama3-70b", 128_256, 8_192, "meta-llama/Meta-Llama-3-70B"),
+        Preset("llama3-405b", 128_256, 16_384, "meta-llama/Llama-3.1-405B"),
+        Preset("gpt-oss-20b", 201_088, 2_880, "openai/gpt-oss-20b"),
+        Preset("gpt-oss-120b", 201_088, 2_880, "openai/gpt-oss-120b"),
+        Preset("deepseek-v3", 129_280, 7_168, "deepseek-ai/DeepSeek-V3"),
+        Preset("kimi-k2", 163_840, 7_168, "moonshotai/Kimi-K2-Instruct"),
+        Preset("gemma2-9b", 256_000, 3_584, "google/gemma-2-9b", softcap=30.0),
+        Preset("gemma3-270m", 262_144, 640, "google/gemma-3-270m"),
+        Preset("command-r", 256_000, 8_192, "CohereForAI/c4ai-command-r-v01", logit_scale=0.0625),
+        Preset("gpt2", 50_257, 768, "openai-community/gpt2"),
+        Preset("cpu-small", 32_000, 512, "made up, fits any laptop"),
     )
 }
 

@@ -52,10 +52,11 @@ def compare(
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare two benchmark records: per sampler and batch the ratio of medians, after / before.
+    """Compare two benchmark records: what changed, beyond noise.
 
-    The 95% interval is a bootstrap over the raw samples. A regression is a ratio above 1 + threshold whose whole
-    interval lies above 1; one regression makes the exit code 1. Records of unlike hosts are refused.
+    For each sampler and batch the ratio of medians, after / before, with a 95% bootstrap interval over the
+    raw samples. A regression is a ratio above 1 + threshold whose whole interval lies above 1; one makes the
+    exit code 1. Records of unlike hosts are refused.
     """
     if not 0 <= threshold < float("inf"):
         raise UsageError(f"--threshold must be a finite fraction, 0 or above, got {threshold}", "0.05 is 5%")
@@ -174,7 +175,7 @@ def _unlike_hosts(old: Record, new: Record) -> list[str]:
 def _unlike_workloads(old: Record, new: Record) -> list[str]:
     """Workload, protocol and timers: a figure of one clock is not to be divided by a figure of another."""
     found = _differences(old.workload, new.workload, WORKLOAD)
-    for name in ("l2", "temperature"):
+    for name in ("cache", "temperature"):
         first, second = old.settings.get(name), new.settings.get(name)
         if first != second:
             found.append(f"{name} ({first} and {second})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Iterator
@@ -68,7 +67,10 @@ def doctor(
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show versions, GPU, driver and clocks, which samplers and timers work here, and what is missing."""
+    """Show what works on this machine, and how to get the rest.
+
+    Versions, GPU, driver, clocks, peer access between GPUs, samplers, timers and profilers.
+    """
     if json and format not in (None, Format.json):
         raise UsageError(f"--json and --format {format.value} exclude each other", "give one of them")
     target = check_output(Format.json if json else format, output, force)
@@ -160,10 +162,12 @@ def _gpu(environment: Environment) -> Iterator[DoctorResult]:
 
 
 def _packages() -> Iterator[DoctorResult]:
+    from importlib import metadata
+
     for package, remedy in PACKAGES.items():
         try:
-            yield DoctorResult("package", package, "ok", importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
+            yield DoctorResult("package", package, "ok", metadata.version(package))
+        except metadata.PackageNotFoundError:
             yield DoctorResult("package", package, "missing", "not installed", remedy)
 
 

@@ -19,7 +19,10 @@ def presets(
     output: OutputOption = None,
     force: ForceOption = False,
 ) -> None:
-    """List the named model shapes, or with --hardware the known GPUs, each with its source."""
+    """List the named model shapes, or the known GPUs.
+
+    V and D are those of the model's published config.json; head GB is the weight in bf16.
+    """
     target = check_output(format, output, force)
     if hardware:
         record = Record("hardware", command_line(), None, None, tuple(_gpu_rows()))

@@ -45,8 +45,8 @@ def make_hidden(
 ) -> Tensor:
     """Hidden states [B, D] in the workload's dtype.
 
-    With `states`: its rows in order, from the first again when there are fewer than B. Else normal values; given
-    a checkpoint's `weight` [V, D] they are scaled so that the logits' deviation is LOGIT_STD there too.
+    With `states`: its rows in order, from the first again when there are fewer than B. Else normal values;
+    given a checkpoint's `weight` [V, D] they are scaled so that the logits' deviation is LOGIT_STD there too.
     """
     if workload.states is not None:
         states = checkpoint.load_states(Path(workload.states), workload.dtype, device)  # [N, D]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +52,8 @@ def _check_writable(output: Path, force: bool) -> None:
     folder = output.resolve().parent
     if not folder.is_dir():
         raise UsageError(f"--output needs a folder that exists, got {output}", f"make {folder} first")
+    import tempfile
+
     try:
         # only an attempt tells: permission bits say nothing to root or on a read-only file system
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".fsample-"):
@@ -106,6 +107,8 @@ def write_report(record: Record, target: Target) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
+    import tempfile
+
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".fsample-", suffix=path.suffix)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:

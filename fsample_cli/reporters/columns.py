@@ -116,7 +116,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("V", lambda r: f"{r.vocab:,}"),
         Column("D", lambda r: f"{r.hidden:,}"),
         Column("head GB", lambda r: number(r.weight_gb, 2)),
-        Column("source", lambda r: r.source, left=True),
+        Column("config.json of", lambda r: r.source, left=True),
     ),
     "hardware": (
         Column("GPU", lambda r: r.gpu, left=True),
@@ -152,6 +152,11 @@ def heading(record: Record) -> list[str]:
 
 def footnotes(record: Record) -> list[str]:
     """Lines under a table: the notes and remedies of its rows, each once."""
+    if record.kind == "hardware":
+        sources: dict[str, list[str]] = {}
+        for row in record.results:
+            sources.setdefault(row.source, []).append(row.gpu)
+        return [f"{', '.join(names)}: {source}" for source, names in sources.items()]
     notes: dict[str, None] = {}
     for row in record.results:
         if record.kind == "doctor":
