@@ -36,16 +36,8 @@ from fsample_cli.options import (
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
 from fsample_cli.reporters import write_report
+from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS
-
-TimerOption = Annotated[
-    str, typer.Option("--timer", help="auto, cupti, events or wall; auto prefers cupti on a GPU.")
-]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls of each sampler first.")]
-IterationsOption = Annotated[
-    int, typer.Option("--iterations", min=1, help="Timed calls, the same number for every sampler.")
-]
-ColdOption = Annotated[bool, typer.Option("--cold/--no-cold", help="Empty the cache before every call.")]
 
 
 def bench(
@@ -98,47 +90,24 @@ def bench(
         default=PRESETS["qwen3-8b" if where == "cuda" else "cpu-small"].workload(),
     )  # fmt: skip
 
-    import torch
+    from fsample_cli.measure import inputs, session
+    from fsample_cli.measure.sweep import Progress
 
-    from fsample_cli.hardware import ceilings, find_gpu
-    from fsample_cli.measure import cold_cache, environment, inputs
-    from fsample_cli.measure.clocks import make_clock_reader
-    from fsample_cli.measure.sweep import Progress, Settings, sweep
-    from fsample_cli.measure.timing import choose_timer, make_stopwatch
-
-    chosen = choose_timer(timer, where)
-    found = environment.collect()
-    gpu = find_gpu(found.gpu) if where == "cuda" else None
-    settings = Settings(where, chosen, warmup, iterations, temperature, seed, baseline, gpu)
     with progress_bar(iterations * len(batches), quiet) as (stage, tick):
-        outcome = sweep(
-            names, workload, batches, settings,
-            make_stopwatch=lambda: make_stopwatch(chosen),
-            flush=cold_cache.make_flush(torch.device(where)) if cold else None,
-            clock_reader=make_clock_reader(where),
-            progress=Progress(stage, tick),
+        done = session.run(
+            names, workload, batches, device=where, timer=timer, warmup=warmup, iterations=iterations,
+            cold=cold, temperature=temperature, seed=seed, baseline=baseline, progress=Progress(stage, tick),
         )  # fmt: skip
-    with_times = {row.sampler for row in outcome.results if row.median_us is not None}
-    record = Record(
-        "bench", command_line(), found, inputs.describe(workload), outcome.results,
-        {
-            "timer": chosen,
-            "timed": make_stopwatch(chosen).includes,
-            "cache": cold_cache.describe(torch.device(where), cold),
-            "warmup": warmup,
-            "iterations": iterations,
-            "order": "interleaved",
-            "temperature": temperature,
-            "seed": seed,
-            "baseline": baseline or ("fi2" if "fi2" in with_times else "multinomial"),
-            "roofline": None if gpu is None else [*ceilings(gpu, workload.dtype)],
-            "samplers": outcome.descriptions,
-            "problems": list(outcome.problems),
-        },
-    )  # fmt: skip
-    write_report(record, target)
-    if outcome.problems:
-        more = f"{len(outcome.problems)} problems in the record"
-        raise FsampleError(f"bench: {outcome.problems[0]}", more)
-    if not with_times:
-        raise FsampleError("bench: no sampler could be timed", "the notes under the table say why")
+    timed = {row.sampler for row in done.outcome.results if row.median_us is not None}
+    used = baseline or next((name for name in ("fi2", "multinomial") if name in timed), None)
+    settings = {**done.settings, "baseline": used}
+    rows, problems = done.outcome.results, done.outcome.problems
+    write_report(
+        Record("bench", command_line(), done.environment, inputs.describe(workload), rows, settings), target
+    )
+    if problems:
+        raise FsampleError(
+            f"bench: {problems[0]}", f"{len(problems)} such in the record, under settings.problems"
+        )
+    if not timed:
+        raise FsampleError("bench: no sampler could be timed", "the notes of the rows say why")

@@ -67,7 +67,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "io-model": (
         BATCH,
-        SAMPLER,
+        Column("sampler", lambda r: r.sampler, left=True),
         Column("MB", lambda r: number(None if r.bytes is None else r.bytes / 1e6, 1)),
         Column("exact", lambda r: ratio(r.predicted_speedup)),
         Column("1+2B/D", lambda r: ratio(r.predicted_speedup_simple)),

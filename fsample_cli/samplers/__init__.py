@@ -46,10 +46,14 @@ def load(name: str, transform: Transform = IDENTITY) -> Sampler:
         from fsample_cli.samplers.gemm import Gemm
 
         return Gemm()
-    if name in ("multinomial", "multinomial-eager"):
+    if name == "multinomial":
         from fsample_cli.samplers.multinomial import Multinomial
 
-        return Multinomial(compiled=name == "multinomial", transform=transform)
+        return Multinomial(transform)
+    if name == "multinomial-eager":
+        from fsample_cli.samplers.multinomial import MultinomialEager
+
+        return MultinomialEager(transform)
     if name == "race":
         from fsample_cli.samplers.race import Race
 

@@ -70,13 +70,16 @@ class FlashInfer:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        logits = self._transform.apply(hidden @ weight.T) / self._temperature  # [B, V] fp32
+        return self.draw(hidden @ weight.T, temperature=temperature, seed=seed, position=position)
+
+    def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        scaled = self._transform.apply(logits) / self._temperature  # [B, V] fp32
         word = mix(seed, position)
         ids: Tensor
         if self.name == "fi1":
             ids = self._sampling.top_k_top_p_sampling_from_logits(
-                logits, top_k=-1, top_p=1.0, seed=word, offset=0
+                scaled, top_k=-1, top_p=1.0, seed=word, offset=0
             )
         else:
-            ids = self._sampling.sampling_from_logits(logits, seed=word, offset=0)
+            ids = self._sampling.sampling_from_logits(scaled, seed=word, offset=0)
         return ids  # [B] int32: widening it would add a launch to its time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fsample_cli.errors import MissingError, UsageError
 
@@ -34,6 +34,17 @@ class Sampler(Protocol):
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor: ...
+
+
+@runtime_checkable
+class TwoStage(Protocol):
+    """A sampler whose product and draw are separate calls, so that a trace can tell them apart:
+    `sample(hidden, weight, ...)` is `draw(hidden @ weight.T, ...)`.
+    """
+
+    def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        """logits [B, V] in the inputs' dtype -> ids [B]; only after `prepare`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,6 @@ from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform
 from fsample_cli.samplers.seeding import seed_default_generator
 
 
-def make_draw(transform: Transform) -> Body:
-    """(hidden [B, D], weight [V, D], temperature [B, 1] fp32) -> ids [B]."""
-
-    def draw(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
-        logits = transform.apply(hidden @ weight.T)  # [B, V]
-        probs = torch.softmax(logits / temperature, dim=-1)  # [B, V] fp32
-        return torch.argmax(probs / torch.empty_like(probs).exponential_(), dim=-1)
-
-    return draw
-
-
 class Race:
     """`argmax(softmax((hidden @ weight.T) / T) / Exp(1))` under torch.compile."""
 
@@ -39,16 +28,15 @@ class Race:
 
     def __init__(self, transform: Transform = IDENTITY) -> None:
         self.logits_dtype: str | None = None
-        self._body = make_draw(transform)
-        self._ready = False
+        self._transform = transform
+        self._compiled: Body | None = None
         self._temperature = torch.empty(0)
 
     def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
         if temperature == 0:
             raise ShapeUnsupported("race: temperature must be above 0 (it divides), got 0")
-        if not self._ready:
-            self._body = compile_whole(self.name, self._body, hidden.device)
-            self._ready = True
+        if self._compiled is None:
+            self._compiled = compile_whole(self.name, self._body, hidden.device)
         self.logits_dtype = str(hidden.dtype).removeprefix("torch.")
         self._temperature = torch.full((hidden.shape[0], 1), temperature, device=hidden.device)
         self.sample(hidden, weight, temperature=temperature, seed=0, position=0)
@@ -56,5 +44,12 @@ class Race:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
+        assert self._compiled is not None, "prepare first"
         seed_default_generator(hidden.device, seed, position)
-        return self._body(hidden, weight, self._temperature)
+        return self._compiled(hidden, weight, self._temperature)
+
+    def _body(self, hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
+        """hidden [B, D], weight [V, D], temperature [B, 1] fp32 -> ids [B]."""
+        logits = self._transform.apply(hidden @ weight.T)  # [B, V]
+        probs = torch.softmax(logits / temperature, dim=-1)  # [B, V] fp32
+        return torch.argmax(probs / torch.empty_like(probs).exponential_(), dim=-1)

@@ -36,7 +36,9 @@ class Unfused:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        logits = hidden @ weight.T  # [B, V]
+        return self.draw(hidden @ weight.T, temperature=temperature, seed=seed, position=position)
+
+    def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
         self.logits_dtype = str(logits.dtype).removeprefix("torch.")
         result = fsample_kernels.sample_logits(
             logits,

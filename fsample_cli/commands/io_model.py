@@ -1,0 +1,144 @@
+"""`fsample io-model`: what moving the logits costs, predicted from bytes and measured with the
+store-logits flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Optional
+
+import typer
+
+from fsample_cli.errors import FsampleError
+from fsample_cli.options import (
+    BatchOption,
+    CheckpointOption,
+    Device,
+    DeviceOption,
+    DType,
+    DTypeOption,
+    ForceOption,
+    FormatOption,
+    HiddenOption,
+    OutputOption,
+    PresetOption,
+    QuietOption,
+    SeedOption,
+    StatesOption,
+    TemperatureOption,
+    VocabOption,
+    build_workload,
+    check_output,
+    command_line,
+    parse_batches,
+    resolve_device,
+)
+from fsample_cli.progress import progress_bar
+from fsample_cli.records import BenchResult, IoModelResult, Record
+from fsample_cli.reporters import write_report
+from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
+from fsample_cli.workloads import PRESETS, Workload
+
+SAMPLERS = ("fused", "fused+store")
+
+
+def io_model(
+    batch: BatchOption = "1..256",
+    preset: PresetOption = None,
+    vocab: VocabOption = None,
+    hidden: HiddenOption = None,
+    checkpoint: CheckpointOption = None,
+    states: StatesOption = None,
+    measure: Annotated[
+        Optional[bool],  # noqa: UP045 - as in options
+        typer.Option(
+            "--measure/--no-measure",
+            help="Time the store-logits flag beside the prediction. Default: on a GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: TemperatureOption = 1.0,
+    timer: TimerOption = "auto",
+    warmup: WarmupOption = 25,
+    iterations: IterationsOption = 100,
+    cold: ColdOption = True,
+    device: DeviceOption = Device.auto,
+    dtype: DTypeOption = DType.auto,
+    seed: SeedOption = 0,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Predict what never moving the logits saves, and measure what storing them costs.
+
+    Predicted speed-up, in elements: (VD + BD + 2BV + B) / (VD + BD + B), close to 1 + 2B/D. Measured: the
+    fused kernel with and without its store-logits flag (fp32 logits written, nothing else changed),
+    interleaved.
+    """
+    target = check_output(format, output, force)
+    batches = parse_batches(batch)
+    where = "cpu" if measure is False else resolve_device(device)
+    if measure is None:
+        measure = where == "cuda"
+    if not measure and dtype is DType.auto:
+        dtype = DType.bf16  # arithmetic needs no device: predict for the dtype that heads are served in
+    workload = build_workload(
+        preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
+        device=where, dtype=dtype, default=PRESETS["qwen3-8b"].workload(),
+    )  # fmt: skip
+    if not measure:
+        rows = [_row(workload, name, b, None) for b in batches for name in SAMPLERS]
+        write_report(
+            Record("io-model", command_line(), None, workload, tuple(rows), {"measured": "no"}), target
+        )
+        return
+
+    from fsample_cli.measure import inputs, session
+    from fsample_cli.measure.sweep import Progress
+
+    with progress_bar(iterations * len(batches), quiet) as (stage, tick):
+        done = session.run(
+            SAMPLERS, workload, batches, device=where, timer=timer, warmup=warmup, iterations=iterations,
+            cold=cold, temperature=temperature, seed=seed, baseline="fused", progress=Progress(stage, tick),
+        )  # fmt: skip
+    found = {(row.sampler, row.batch): row for row in done.outcome.results}
+    rows = [_row(workload, name, b, found) for b in batches for name in SAMPLERS]
+    record = Record(
+        "io-model", command_line(), done.environment, inputs.describe(workload), tuple(rows), done.settings
+    )
+    write_report(record, target)
+    if done.outcome.problems:
+        raise FsampleError(f"io-model: {done.outcome.problems[0]}", "see settings.problems of the record")
+
+
+def _row(
+    workload: Workload, name: str, batch: int, found: dict[tuple[str, int], BenchResult] | None
+) -> IoModelResult:
+    """The bench row with the model's figures; the overhead stands in the row of the sampler that stores."""
+    from fsample_cli.measure.traffic import predict, predicted_store_overhead, traffic
+
+    predicted = predict(workload, batch)
+    if found is None:
+        moved = traffic(name, workload, batch)
+        assert moved is not None
+        bare = BenchResult(
+            sampler=name, algorithm="grouped", implementation="", batch=batch, timer="", iterations=0,
+            samples_us=(), median_us=None, p10_us=None, p90_us=None, bytes=moved.bytes, flops=moved.flops,
+            roofline_us=None, ratio_to_gemm=None, ratio_to_roofline=None, speedup=None,
+        )  # fmt: skip
+    else:
+        bare = found[name, batch]
+    plain = None if found is None else found["fused", batch].median_us
+    overhead = None
+    if name == "fused+store" and plain is not None and bare.median_us is not None:
+        overhead = bare.median_us / plain - 1
+    return IoModelResult(
+        **asdict(bare),
+        predicted_speedup=predicted.exact,
+        predicted_speedup_simple=predicted.simple,
+        measured_overhead=overhead,
+        measured_over_predicted=None
+        if overhead is None
+        else overhead / predicted_store_overhead(workload, batch),
+    )

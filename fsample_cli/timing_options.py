@@ -1,0 +1,16 @@
+"""Options of the commands that time something, beside those in `options`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+TimerOption = Annotated[
+    str, typer.Option("--timer", help="auto, cupti, events or wall; auto prefers cupti on a GPU.")
+]
+WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls of each sampler first.")]
+IterationsOption = Annotated[
+    int, typer.Option("--iterations", min=1, help="Timed calls, the same number for every sampler.")
+]
+ColdOption = Annotated[bool, typer.Option("--cold/--no-cold", help="Empty the cache before every call.")]
