@@ -11,14 +11,18 @@ from fsample_cli import __version__
 from fsample_cli.commands.bench import bench
 from fsample_cli.commands.compare import compare
 from fsample_cli.commands.doctor import doctor
+from fsample_cli.commands.io_model import io_model
 from fsample_cli.commands.presets import presets
+from fsample_cli.commands.verify import verify
 from fsample_cli.errors import INTERRUPTED, USAGE, FsampleError, OutputClosed
 
 # Base of all usage errors. Older Typer takes it from click, newer ones carry their own: this finds either.
 ClickError: type[Any] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(name="fsample", pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(name="verify")(verify)
 app.command(name="bench")(bench)
+app.command(name="io-model")(io_model)
 app.command(name="compare")(compare)
 app.command(name="doctor")(doctor)
 app.command(name="presets")(presets)
@@ -57,16 +61,31 @@ def _run() -> int:
     except FsampleError as error:
         return _fail(str(error), error.exit_code)
     except ClickError as error:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "fsample"
-        message = error.format_message().replace("Value error, ", "").rstrip(".")
-        return _fail(f"{message}; see {path} --help", USAGE)
+        return _fail(_usage(error), USAGE)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except _out_of_memory() as error:
         text = str(error).partition("\n")[0] or "the host ran out of memory"
         return _fail(f"{text}; choose a smaller --batch or --preset", USAGE)
     return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> str:
+    """One line of a usage error that Typer found: its own text, the value where that is left out, and the help."""
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    names = getattr(getattr(error, "param", None), "opts", [])
+    typed = next((value for name, value in _typed_options() if name in names), None)
+    if typed is not None and typed not in message:
+        message = f"{message}, got {typed!r}"
+    context = getattr(error, "ctx", None)
+    return f"{message}; see {context.command_path if context is not None else 'fsample'} --help"
+
+
+def _typed_options() -> list[tuple[str, str]]:
+    """(option, value) pairs on the command line, written as `--name=value` or `--name value`."""
+    words = sys.argv[1:]
+    joined = [(name, value) for name, equals, value in (word.partition("=") for word in words) if equals]
+    return joined + list(zip(words, words[1:], strict=False))
 
 
 def _fail(message: str, code: int) -> int:

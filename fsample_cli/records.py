@@ -90,21 +90,24 @@ class IoModelResult(BenchResult):
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """One test of one sampler on one row."""
+    """One statistic of one sampler. `batch` and `row` are None where the test is not about a row of the workload."""
 
     test: str
+    case: str  # target, vocabulary, statistic: "flat V=512 chi-squared"
     sampler: str
     algorithm: str | None
     implementation: str
-    batch: int
+    batch: int | None
     row: int | None
     draws: int
     statistic: float | None
     dof: int | None
-    p_value: float | None
-    p_adjusted: float | None  # Holm, over all rows and samplers of the run
+    p_value: float | None  # None for a rule without chance, such as the range of ids
+    p_adjusted: float | None  # Holm, over every p-value of the run
     verdict: str  # "pass", "fail", "skipped"
-    effect: float | None = None  # smallest total-variation distance the test could have seen at its power
+    effect: str = ""  # what the next two measure: "total variation", "tail mass", ...
+    seen_at_80: float | None = None  # smallest effect the test sees with power 0.8, at level alpha / tests
+    seen_at_99: float | None = None
     seconds: float | None = None
     note: str = ""
 

@@ -29,6 +29,8 @@ def check_target(format: str | None, output: Path | None, force: bool) -> Target
     """
     if output is None or str(output) == "-":
         return Target(format or "table")
+    if output.is_dir():
+        raise UsageError(f"--output must be a file, got the folder {output}", f"try {output / 'result.json'}")
     by_suffix = SUFFIXES.get(output.suffix.lower())
     if format is None and by_suffix is None:
         raise UsageError(
@@ -42,8 +44,6 @@ def check_target(format: str | None, output: Path | None, force: bool) -> Target
 
 
 def _check_writable(output: Path, force: bool) -> None:
-    if output.is_dir():
-        raise UsageError(f"--output must be a file, got the folder {output}", f"try {output / 'result.json'}")
     if output.exists():
         if not output.is_file():  # /dev/null, a named pipe: nothing is lost by writing
             return

@@ -78,8 +78,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "verify": (
         Column("test", lambda r: r.test, left=True),
         SAMPLER,
-        Column("B", lambda r: str(r.batch)),
-        Column("row", lambda r: MISSING if r.row is None else str(r.row)),
+        Column("case", lambda r: r.case, left=True),
         Column("statistic", lambda r: number(r.statistic, 1)),
         Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
         Column("p", lambda r: p_value(r.p_value)),

@@ -1,4 +1,4 @@
-"""`fsample(...)` runs the program in this process, through `main()`, as a shell would; `shell(...)` in its own."""
+"""`fsample(...)` runs the program in this process, through `main()`; `shell(...)` in one of its own."""
 
 from __future__ import annotations
 
