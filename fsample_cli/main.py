@@ -71,7 +71,7 @@ def _run() -> int:
 
 
 def _usage(error: Any) -> str:
-    """One line of a usage error that Typer found: its own text, the value where that is left out, and the help."""
+    """The line of an error that Typer found: its own text, the value where that lacks it, where help is."""
     message = error.format_message().replace("Value error, ", "").rstrip(".")
     names = getattr(getattr(error, "param", None), "opts", [])
     typed = next((value for name, value in _typed_options() if name in names), None)

@@ -235,7 +235,7 @@ class Record:
                 "write it again with this version of fsample",
             )
         kind = data.get("kind")
-        if kind not in cls.KINDS:
+        if not isinstance(kind, str) or kind not in cls.KINDS:
             raise InputError(f"{where}: kind must be one of {', '.join(cls.KINDS)}, got {kind!r}")
         rows = data.get("results")
         if not isinstance(rows, list):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fsample_cli.exactness import fit_targets, tails
+from fsample_cli.errors import UsageError
+from fsample_cli.exactness import fit_rows, fit_targets, tails
 from fsample_cli.exactness.holm import holm
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -31,6 +32,18 @@ TESTS: tuple[Check, ...] = (
     Check(tails.TEST, tails.run, "tokens 10 to 40 below the top keep their mass"),
 )
 NAMES = tuple(check.name for check in TESTS)
+
+
+ALL_TESTS = (fit_rows.TEST, *NAMES)
+
+
+def choose(wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The tests to run, in the order of the list. Raises UsageError for a name that is none."""
+    names = [part.strip() for value in wanted or () for part in value.split(",")]
+    for name in names:
+        if name not in ALL_TESTS:
+            raise UsageError(f"--test must be one of {', '.join(ALL_TESTS)}, got {name!r}", "default: all")
+    return tuple(name for name in ALL_TESTS if not names or name in names)
 
 
 def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:

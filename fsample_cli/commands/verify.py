@@ -1,0 +1,150 @@
+"""`fsample verify`: are the tokens drawn from the distribution they should come from?"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Optional
+
+import typer
+
+from fsample_cli import samplers
+from fsample_cli.errors import UsageError
+from fsample_cli.options import (
+    BatchOption,
+    CheckpointOption,
+    Device,
+    DeviceOption,
+    DType,
+    DTypeOption,
+    ForceOption,
+    FormatOption,
+    HiddenOption,
+    OutputOption,
+    PresetOption,
+    QuietOption,
+    SamplerOption,
+    SeedOption,
+    StatesOption,
+    TemperatureOption,
+    VocabOption,
+    build_workload,
+    check_output,
+    command_line,
+    parse_batches,
+    parse_samplers,
+    resolve_device,
+)
+from fsample_cli.progress import progress_bar
+from fsample_cli.records import Record
+from fsample_cli.reporters import write_report
+from fsample_cli.workloads import Workload
+
+OURS = ("fused:grouped", "fused:element", "fused:online")
+SMALL = Workload("verify", 512, 64)
+
+
+class LevelName(str, Enum):
+    quick = "quick"
+    standard = "standard"
+    deep = "deep"
+
+
+def verify(
+    sampler: SamplerOption = None,
+    level: Annotated[
+        LevelName, typer.Option("--level", help="How much is drawn: seconds, minutes, billions.")
+    ] = LevelName.quick,
+    test: Annotated[
+        Optional[list[str]],  # noqa: UP045 - as in options
+        typer.Option(
+            "--test", help="Run only these tests; repeat or separate by commas.", show_default=False
+        ),
+    ] = None,
+    batch: BatchOption = "256",
+    draws: Annotated[
+        Optional[int],  # noqa: UP045 - as in options
+        typer.Option(
+            "--draws",
+            help="Draws per row of the workload. Default: 10000, fewer for a large vocabulary on a CPU.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: TemperatureOption = 1.0,
+    alpha: Annotated[
+        float, typer.Option("--alpha", help="Chance that a right sampler fails the whole run.")
+    ] = 0.01,
+    preset: PresetOption = None,
+    vocab: VocabOption = None,
+    hidden: HiddenOption = None,
+    checkpoint: CheckpointOption = None,
+    states: StatesOption = None,
+    device: DeviceOption = Device.auto,
+    dtype: DTypeOption = DType.auto,
+    seed: SeedOption = 0,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show every statistic in the table, not the worst of each test.")
+    ] = False,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Test that samplers draw from softmax(logits / temperature), and say what was tested.
+
+    Test `rows` draws 10,000 tokens for each of up to four rows of the workload (V = 512 unless a shape or
+    checkpoint is given) and compares the counts with the softmax in float64 by chi-squared. The other tests
+    use distributions known to the last bit: goodness, tails, ... All p-values are judged together (Holm).
+    Exit code 1 when anything fails.
+    """
+    target = check_output(format, output, force)
+    batches = parse_batches(batch)
+    if draws is not None and draws < 1:
+        raise UsageError(f"--draws must be 1 or more, got {draws}", "the default is 10000")
+    if not 0 < alpha < 1:
+        raise UsageError(f"--alpha must lie strictly between 0 and 1, got {alpha}", "try --alpha 0.01")
+    names = expand(parse_samplers(sampler, samplers.NAMES, OURS))
+    where = resolve_device(device)
+    workload = build_workload(
+        preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
+        device=where, dtype=dtype, default=SMALL,
+    )  # fmt: skip
+
+    from fsample_cli.exactness import battery, session, summary
+    from fsample_cli.measure import environment, inputs
+
+    tests = battery.choose(test)
+    request = session.Request(
+        names, workload, batches, draws, temperature, alpha, level.value, tests, where, seed
+    )
+    with progress_bar(len(names) * len(tests), quiet) as (stage, tick):
+        results, per_row = session.run(request, stage, tick)
+    shown = results if details or target.format in ("json", "csv") else summary.condense(results)
+    failed = summary.failures(results)
+    settings = {
+        "level": level.value,
+        "tests": list(tests),
+        "draws": per_row,
+        "temperature": temperature,
+        "alpha": alpha,
+        "p_values": sum(row.p_value is not None for row in results),
+        "statistics": len(results),
+        "failed": len(failed),
+        "device": where,
+        "seed": seed,
+        "false_alarms": f"a right sampler fails this run with probability at most {alpha:g} (Holm)",
+    }
+    record = Record(
+        "verify", command_line(), environment.collect(), inputs.describe(workload), tuple(shown), settings
+    )
+    write_report(record, target)
+    if failed:
+        raise typer.Exit(1)
+
+
+def expand(names: tuple[str, ...]) -> tuple[str, ...]:
+    """`fused` is all its algorithms; the bare GEMM, which draws nothing, leaves a list that has others."""
+    found: list[str] = []
+    for name in names:
+        found.extend(OURS if name == "fused" else (name,))
+    drawing = [name for name in found if name not in ("gemm", "fused+store")]
+    return tuple(dict.fromkeys(drawing or found))

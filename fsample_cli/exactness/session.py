@@ -1,0 +1,193 @@
+"""One run of `fsample verify` from its options: samplers loaded, tests run, everything judged together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+import fsample_kernels
+from fsample_cli import samplers
+from fsample_cli.exactness import battery, fit_rows
+from fsample_cli.exactness.outcomes import Case
+from fsample_cli.exactness.plan import Level, make_plan
+from fsample_cli.exactness.result import TestResult
+from fsample_cli.exactness.subject import BadIds, Subject
+from fsample_cli.measure import inputs
+from fsample_cli.records import VerifyResult
+from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
+from fsample_cli.workloads import Workload
+from fsample_kernels.types import Noise
+
+DISTINCT_ROWS = 4
+DRAWS = 10_000
+CPU_LOGITS = 2**29  # what the default number of draws of a row test costs at most on a CPU, all rows together
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify.
+
+    `draws` None: 10,000 a row, fewer where the vocabulary is large and the device a CPU.
+    """
+
+    names: tuple[str, ...]
+    workload: Workload
+    batches: tuple[int, ...]
+    draws: int | None
+    temperature: float
+    alpha: float
+    level: Level
+    tests: tuple[str, ...]
+    device: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """The workload's tensors: states [R, D], weight [V, D], and the float64 logits [R, V] they must give."""
+
+    states: Tensor
+    weight: Tensor
+    logits: Tensor
+    transform: Transform
+
+
+@dataclass(frozen=True)
+class Loaded:
+    sampler: Sampler
+    subject: Subject
+
+
+def run(
+    request: Request, stage: Callable[[str], None], tick: Callable[[], None]
+) -> tuple[list[VerifyResult], int]:
+    """All results, judged, and the draws a row got. `stage` and `tick` (once per sampler and test) show
+    progress.
+
+    Raises UsageError for a sampler name that is unknown, MissingError where memory does not hold the head.
+    """
+    head = load_head(request)
+    plan = make_plan(
+        request.level,
+        request.device,
+        inputs.TORCH_DTYPES[request.workload.dtype],
+        request.seed,
+        request.alpha,
+        () if request.workload.checkpoint is None else tuple(row.numpy() for row in head.logits[:2]),
+    )
+    draws = request.draws or default_draws(request)
+    found: list[TestResult] = []
+    loaded: dict[str, Sampler] = {}
+    for name in request.names:
+        for test in request.tests:
+            stage(f"{name}: {test}")
+            case = Case.start(test, Subject(name, _never), "")
+            try:
+                if test == fit_rows.TEST:
+                    one = _load(name, head.transform)
+                    found += _rows(one.subject, head, request, draws)
+                else:
+                    one = _load(name, Transform())
+                    check = next(check for check in battery.TESTS if check.name == test)
+                    found += battery.run_check(check, one.subject, plan)
+                loaded[name] = one.sampler
+            except (SamplerUnavailable, ShapeUnsupported) as error:
+                found.append(case.skip(str(error)))
+            tick()
+    judged = battery.judge(found, request.alpha)
+    return [_record(result, loaded.get(result.sampler)) for result in judged], draws
+
+
+def default_draws(request: Request) -> int:
+    """10,000 a row; on a CPU as many as CPU_LOGITS allow, and at least 200."""
+    if request.device != "cpu":
+        return DRAWS
+    return min(DRAWS, max(200, CPU_LOGITS // (DISTINCT_ROWS * request.workload.vocab)))
+
+
+def load_head(request: Request) -> Head:
+    """The workload's own tensors, padding rows of the head cut off and an output bias turned into a
+    column.
+    """
+    workload, device = request.workload, request.device
+    weight = inputs.load_weight(workload, device, request.seed)
+    distinct = min(DISTINCT_ROWS, max(request.batches))
+    states = inputs.make_hidden(workload, distinct, device, request.seed, weight)
+    transform = Transform(workload.logit_scale, workload.softcap)
+    logits = fit_rows.float64_logits(states, weight) * transform.logit_scale
+    if transform.softcap is not None:
+        logits = transform.softcap * torch.tanh(logits / transform.softcap)
+    return Head(states, weight, logits, transform)
+
+
+def _rows(subject: Subject, head: Head, request: Request, draws: int) -> list[TestResult]:
+    results: list[TestResult] = []
+    for batch in request.batches:
+        distinct = min(batch, len(head.states))
+        try:
+            results += fit_rows.run(
+                subject,
+                head.states[:distinct],
+                head.weight,
+                head.logits[:distinct],
+                batch=batch,
+                draws=draws,
+                temperature=request.temperature,
+                seed=request.seed,
+            )
+        except BadIds as error:
+            results.append(Case.start(fit_rows.TEST, subject, f"B={batch}").rule("ids", True, 0, str(error)))
+    return results
+
+
+def _load(name: str, transform: Transform) -> Loaded:
+    sampler = samplers.load(name, transform)
+    if not sampler.draws:
+        raise ShapeUnsupported(f"{name} returns logits and draws nothing")
+    base, *words = name.split(":")
+    if base != "fused" or sampler.algorithm is None:
+        return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare))
+    noise = cast(Noise, sampler.algorithm)
+    library = partial(
+        fsample_kernels.sample, noise=noise, implementation=getattr(sampler, "implementation", "auto")
+    )
+    reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
+    return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference))
+
+
+def _never(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+    raise AssertionError("a subject that only names a result never draws")
+
+
+def _record(result: TestResult, sampler: Sampler | None) -> VerifyResult:
+    seen = result.sensitivity
+    words = result.case.split()
+    batch = int(words[0][2:]) if result.test == fit_rows.TEST and words else None
+    row = int(words[2]) if result.test == fit_rows.TEST and len(words) == 3 else None
+    base, _, rest = result.sampler.partition(":")
+    ours = base in ("fused", "fused+store")
+    return VerifyResult(
+        test=result.test,
+        case=result.case,
+        sampler=base if ours else result.sampler,
+        algorithm=(rest or "grouped") if ours else None,
+        implementation="" if sampler is None else sampler.implementation,
+        batch=batch,
+        row=row,
+        draws=result.draws,
+        statistic=result.statistic,
+        dof=result.dof,
+        p_value=result.p_value,
+        p_adjusted=result.adjusted_p,
+        verdict=result.verdict,
+        effect="" if seen is None else seen.effect,
+        seen_at_80=result.smallest_at_80,
+        seen_at_99=result.smallest_at_99,
+        seconds=round(result.seconds, 4),
+        note=result.note,
+    )
