@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fsample_cli.errors import FsampleError
+from fsample_cli.measure.nsys import UNDER_NSYS
 from fsample_cli.measure.timing import Call
 
 BUFFER_BYTES = 8 * 2**20
@@ -32,7 +33,8 @@ class Problem:
 
 def inside_profiler() -> str | None:
     """The profiler that this process runs under and that holds CUPTI already, or None."""
-    if any(name.startswith("NSYS_PROFILING_SESSION") for name in os.environ):
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    if any(name.startswith(("NSYS_", UNDER_NSYS)) for name in os.environ) or "ToolsInjection" in preloaded:
         return "nsys"
     if "CUDA_INJECTION64_PATH" in os.environ or "NVTX_INJECTION64_PATH" in os.environ:
         return "a CUDA profiler"

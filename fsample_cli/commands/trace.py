@@ -1,0 +1,169 @@
+"""`fsample trace`: a short annotated run, for Nsight Systems and for Chrome or Perfetto."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from fsample_cli import samplers
+from fsample_cli.errors import FsampleError, MissingError, UsageError
+from fsample_cli.options import (
+    BatchOption,
+    CheckpointOption,
+    Device,
+    DeviceOption,
+    DType,
+    DTypeOption,
+    ForceOption,
+    FormatOption,
+    HiddenOption,
+    OutputOption,
+    PresetOption,
+    QuietOption,
+    SamplerOption,
+    SeedOption,
+    StatesOption,
+    TemperatureOption,
+    VocabOption,
+    build_workload,
+    check_output,
+    command_line,
+    note,
+    parse_batches,
+    parse_samplers,
+    resolve_device,
+)
+from fsample_cli.progress import progress_bar
+from fsample_cli.records import Json, Record
+from fsample_cli.reporters import check_target, write_report
+from fsample_cli.workloads import PRESETS
+
+if TYPE_CHECKING:
+    from fsample_cli.measure.nsys import Nsys
+
+DEFAULT_SAMPLERS = ("fused", "gemm", "multinomial-eager", "fi2")
+
+
+def trace(
+    batch: BatchOption = "64",
+    sampler: SamplerOption = None,
+    chrome: Annotated[
+        Path, typer.Option("--chrome", help="Chrome/Perfetto trace to write; the nsys report lies beside it.")
+    ] = Path("fsample-trace.json"),
+    nsys: Annotated[
+        Optional[bool],  # noqa: UP045 - as in options
+        typer.Option(
+            "--nsys/--no-nsys",
+            help="Run again under Nsight Systems. Default: on a GPU when it is installed.",
+            show_default=False,
+        ),
+    ] = None,
+    nsys_libraries: Annotated[
+        Optional[Path],  # noqa: UP045 - as in options
+        typer.Option(
+            "--nsys-libraries", help="Folder with libdw.so.1 for QdstrmImporter.", show_default=False
+        ),
+    ] = None,
+    preset: PresetOption = None,
+    vocab: VocabOption = None,
+    hidden: HiddenOption = None,
+    checkpoint: CheckpointOption = None,
+    states: StatesOption = None,
+    temperature: TemperatureOption = 1.0,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Calls of each sampler first.")] = 3,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=1, help="Traced calls of each sampler.")
+    ] = 10,
+    device: DeviceOption = Device.auto,
+    dtype: DTypeOption = DType.auto,
+    seed: SeedOption = 0,
+    format: FormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Trace one workload in depth: ranges per stage, time per kernel.
+
+    NVTX domain fsample with one range a stage (prepare, warm-up, fused kernel, reduction, GEMM, sampler) and
+    payload B, V, D. Writes a Chrome/Perfetto trace always, and a .nsys-rep by running itself under nsys where
+    it is installed.
+    """
+    target = check_output(format, output, force)
+    names = parse_samplers(sampler, samplers.NAMES, DEFAULT_SAMPLERS)
+    where = resolve_device(device)
+    workload = build_workload(
+        preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states, device=where,
+        dtype=dtype, default=PRESETS["qwen3-8b" if where == "cuda" else "cpu-small"].workload(),
+    )  # fmt: skip
+
+    from fsample_cli.measure import cupti, environment, inputs
+    from fsample_cli.measure.kernel_times import kernel_times
+    from fsample_cli.measure.nsys import INSTALL, find_nsys
+    from fsample_cli.measure.traced_run import Run, traced_run
+
+    run = Run(names, workload, parse_batches(batch), where, temperature, seed, warmup, iterations)
+    around = cupti.inside_profiler()
+    if around is not None:
+        if nsys:
+            raise UsageError(f"--nsys: {around} is around this run already", "drop one of the two")
+        note(f"{around} is around this run: ranges only, it writes the report", quiet)
+        traced_run(run, None, lambda text: None)
+        return
+    found = find_nsys() if nsys or (nsys is None and where == "cuda") else None
+    if nsys and where != "cuda":
+        raise UsageError("--nsys needs a GPU: a report without a kernel is worth nothing", "use --no-nsys")
+    if nsys and found is None:
+        raise MissingError("--nsys: no nsys on the PATH, under /opt/nvidia or /usr/local", INSTALL)
+    check_target("json", chrome, force)
+
+    with progress_bar(len(run.batches) * len(names), quiet) as (stage, tick):
+        traced = traced_run(run, chrome, lambda text: (stage(text), tick())[0])
+    settings: dict[str, Json] = {
+        "chrome": str(chrome),
+        "warmup": warmup,
+        "iterations": iterations,
+        "temperature": temperature,
+        "seed": seed,
+        "notes": list(traced.notes),
+    }
+    for text in traced.notes:
+        note(text, quiet)
+    if found is not None:
+        settings.update(_under_nsys(found, chrome, nsys_libraries, quiet))
+    elif where == "cuda" and nsys is None:
+        note(f"no nsys found: only {chrome}; {INSTALL}", quiet)
+    with chrome.open(encoding="utf-8") as file:
+        rows = kernel_times(json.load(file), traced.algorithms)
+    record = Record("trace", command_line(), environment.collect(), inputs.describe(workload), rows, settings)
+    write_report(record, target)
+    if not rows:
+        raise FsampleError("trace: no sampler could be traced", "the notes on stderr say why")
+
+
+def _under_nsys(nsys: Nsys, chrome: Path, libraries: Path | None, quiet: bool) -> dict[str, Json]:
+    """Run this very command again under nsys and say what its report holds."""
+    from fsample_cli.measure.nsys import profile_command, read_report, run_profile
+
+    child = [sys.executable, "-m", "fsample_cli", *_without_nsys(sys.argv[1:])]
+    note(shlex.join(profile_command(nsys, chrome.with_suffix(""), child)), quiet)
+    report = read_report(nsys, run_profile(nsys, chrome.with_suffix(""), child, libraries))
+    if report.ranges is None:
+        note(f"{report.path} holds no NVTX data: is the nvtx package installed?", quiet)
+    return {
+        "nsys_report": str(report.path),
+        "nsys_kernels": report.kernels,
+        "nsys_ranges": None if report.ranges is None else dict(report.ranges),
+        "nsys_domains": list(report.domains),
+    }
+
+
+def _without_nsys(arguments: Sequence[str]) -> list[str]:
+    """The child finds nsys around it and must not ask for another one; its own output goes nowhere."""
+    kept = [word for word in arguments if word not in ("--nsys", "--no-nsys")]
+    return kept if {"-q", "--quiet"} & set(kept) else [*kept, "--quiet"]

@@ -1,0 +1,119 @@
+"""The short annotated run that a trace looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from fsample_cli import samplers
+from fsample_cli.measure.cold_cache import make_flush
+from fsample_cli.measure.inputs import load_weight, make_hidden
+from fsample_cli.measure.nvtx_ranges import FUSED, GEMM, PREPARE, SAMPLER, WARM_UP, Ranges
+from fsample_cli.samplers.protocol import (
+    Sampler,
+    SamplerUnavailable,
+    ShapeUnsupported,
+    Transform,
+    TwoStage,
+)
+from fsample_cli.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to trace; the same whether torch.profiler or nsys looks on."""
+
+    names: tuple[str, ...]
+    workload: Workload
+    batches: tuple[int, ...]
+    device: str
+    temperature: float
+    seed: int
+    warmup: int
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    algorithms: dict[str, str | None]  # of the samplers that ran
+    notes: tuple[str, ...]  # why others did not
+
+
+def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> Traced:
+    """Run every sampler at every batch size under ranges; with `chrome`, torch.profiler writes its trace
+    there.
+
+    Iterations are synchronised, so that ranges on the host and kernels on the device line up.
+    """
+    device = torch.device(run.device)
+    weight = load_weight(run.workload, run.device, run.seed)
+    transform = Transform(run.workload.logit_scale, run.workload.softcap)
+    flush = make_flush(device)
+    loaded = [samplers.load(name, transform) for name in run.names]
+    ran: dict[str, str | None] = {}
+    notes: list[str] = []
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    profiler: AbstractContextManager[Any] = (
+        nullcontext() if chrome is None else profile(activities=activities)
+    )
+    with profiler as profiling:
+        for batch in run.batches:
+            hidden = make_hidden(run.workload, batch, run.device, run.seed, weight)
+            for sampler in loaded:
+                stage(f"B={batch}: {sampler.name}")
+                try:
+                    _trace_one(sampler, hidden, weight, run, flush)
+                except (SamplerUnavailable, ShapeUnsupported) as error:
+                    notes.append(str(error))
+                else:
+                    ran[sampler.name] = sampler.algorithm
+    if chrome is not None:
+        profiling.export_chrome_trace(str(chrome))
+    return Traced(ran, tuple(dict.fromkeys(notes)))
+
+
+def _trace_one(sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, flush: Callable[[], None]) -> None:
+    ranges = Ranges(sampler.name, hidden.shape[0], weight.shape[0], weight.shape[1])
+    with ranges.stage(PREPARE):
+        sampler.prepare(hidden, weight, temperature=run.temperature)
+        _synchronize(hidden)
+    with ranges.stage(WARM_UP):
+        for i in range(run.warmup):
+            sampler.sample(hidden, weight, temperature=run.temperature, seed=run.seed, position=i)
+        _synchronize(hidden)
+    for i in range(run.warmup, run.warmup + run.iterations):
+        flush()
+        _synchronize(hidden)
+        _step(sampler, hidden, weight, run, i, ranges)
+        _synchronize(hidden)
+
+
+def _step(sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, position: int, ranges: Ranges) -> None:
+    if not sampler.draws:
+        with ranges.stage(GEMM):
+            sampler.sample(hidden, weight, temperature=run.temperature, seed=run.seed, position=position)
+    elif sampler.name.startswith("fused"):
+        with ranges.reductions(), ranges.stage(FUSED):
+            sampler.sample(hidden, weight, temperature=run.temperature, seed=run.seed, position=position)
+    elif isinstance(sampler, TwoStage):
+        with ranges.stage(GEMM):
+            logits = hidden @ weight.T  # [B, V]
+        with ranges.stage(SAMPLER):
+            sampler.draw(logits, temperature=run.temperature, seed=run.seed, position=position)
+    else:  # one graph, or a user's function: product and draw cannot be told apart from outside
+        with ranges.stage(SAMPLER):
+            sampler.sample(hidden, weight, temperature=run.temperature, seed=run.seed, position=position)
+
+
+def _synchronize(tensor: Tensor) -> None:
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize()
