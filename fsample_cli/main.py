@@ -13,6 +13,7 @@ from fsample_cli.commands.compare import compare
 from fsample_cli.commands.doctor import doctor
 from fsample_cli.commands.io_model import io_model
 from fsample_cli.commands.presets import presets
+from fsample_cli.commands.trace import trace
 from fsample_cli.commands.verify import verify
 from fsample_cli.errors import INTERRUPTED, USAGE, FsampleError, OutputClosed
 
@@ -23,6 +24,7 @@ app = typer.Typer(name="fsample", pretty_exceptions_enable=False, rich_markup_mo
 app.command(name="verify")(verify)
 app.command(name="bench")(bench)
 app.command(name="io-model")(io_model)
+app.command(name="trace")(trace)
 app.command(name="compare")(compare)
 app.command(name="doctor")(doctor)
 app.command(name="presets")(presets)
