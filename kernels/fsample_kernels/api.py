@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
 
 import torch
 from torch import Tensor
 
-from . import reference, validation
+from . import library, reference, validation
+from .chunks import device_of
 from .types import Implementation, Math, Noise, Problem, SampleResult
 from .validation import LogitBias
 
@@ -33,13 +36,93 @@ def sample(
     store_logits: bool = False,
     implementation: Implementation = "auto",
 ) -> SampleResult:
-    """Draw token ids from softmax(y / temperature)."""
+    """Draw token ids from softmax(y / temperature), without ever storing the logits y.
+
+        y[b, i] = (hidden[b] . weight[i] + head_bias[i]) * logit_scale          fp32 accumulation
+        y       = softcap * tanh(y / softcap)                                   if softcap is given
+        y       = y + logit_bias[b, i]
+        y       = -inf where the mask forbids (b, i), and for i >= vocab_size
+        p[b]    = softmax(y[b] / temperature[b])
+
+    The draw is exact given the fp32 logits: every probability is right to 1 % relative down to 2**-40 of the
+    row's total, and to 2**-44 absolute below that (`noise="element"`: Gumbel noise cut at 33 ln 2 = 22.87).
+
+    Args:
+        hidden: [B, D] bfloat16, float16 or float32, any strides. B <= 2**24.
+        weight: [V, D], hidden's dtype and device, any strides; row i is token i.
+        temperature: number, or a floating tensor, 0-d or [B]; finite and >= 0, used as fp32. 0, and anything
+            below 2**-64, is greedy: the largest y, the lowest id on a tie.
+        seed: 64-bit int, or int64 tensor, 0-d or [B] (its bits are the seed). One seed for the batch: row b
+            draws from stream (seed, b). A seed a row, [B]: a row's tokens depend on its seed, position and
+            logits alone, not on B, its place, tiles or device. None: a fresh seed from torch's generator of
+            the device.
+        position: int in [0, 2**32), or int32/int64 tensor, 0-d or [B]: the decoding step. The caller must
+            change it from step to step; in a captured CUDA graph keep it, and the seed, in device tensors:
+            a Python number is frozen by the capture. The same (seed, position) gives the same tokens.
+        num_samples: K >= 0 independent draws a row. Sample k does not depend on K.
+        head_bias: [V] floating.
+        logit_scale: finite factor (a model that divides by 16 has 0.0625).
+        softcap: above 0, or None.
+        logit_bias: floating tensor [V] or [B, V] (-inf forbids an id); or sparse, ids in [0, vocab_size)
+            and finite values, repeats add: a triple (rows, ids, values) of tensors or of sequences, a
+            mapping {id: value} for every row, or a sequence of B such mappings.
+        mask: bool [V] or [B, V], True allows, V or vocab_size columns; or packed int32 [B, ceil(V / 32)]
+            (or of vocab_size), where bit i of word w allows id 32 w + i.
+        vocab_size: ids at or above it are never drawn (a padded head); 1..V, V when None.
+        noise: "grouped" (one Gumbel a group of 32 ids), "element" (one a token), "online" (blocks streamed
+            with O(1) state; reference implementation only).
+        math: "fast" or "exact" log and exp on a GPU.
+        want_logprob, want_lse, store_logits: fill the result's fields of that name.
+        implementation: "auto", or "reference", "triton", "hopper" to insist.
+
+    Returns:
+        SampleResult: ids [B, K] int64; logprob [B, K] fp32, natural log under p, never above 0, and 0 in
+        greedy rows; lse [B] fp32, log-sum-exp of y / temperature, in greedy rows max y; logits [B, V] fp32,
+        y before temperature; implementation, the name of what ran ("" inside torch.compile).
+
+        A row with no allowed id has id -1, logprob NaN, lse -inf. A row with a NaN or +inf among its allowed
+        logits, or with a bad value on the device (temperature NaN, infinite or negative; position outside
+        [0, 2**32); a sparse bias outside its range) has id -1, logprob and lse NaN. A sparse row number
+        outside [0, B) spoils every row. |y| log2(e) / temperature beyond fp32 counts as infinite. No row
+        disturbs another.
+
+    Raises:
+        ValueError: naming argument, rule and value, before any launch. The host reads no tensor on a GPU.
+
+    Example:
+        >>> import torch
+        >>> from fsample_kernels import sample
+        >>> hidden, weight = torch.eye(2, 16), torch.zeros(1000, 16)
+        >>> weight[7, 0] = weight[42, 1] = 30.0
+        >>> sample(hidden, weight, temperature=0.8, seed=1).ids.tolist()
+        [[7], [42]]
+
+    Source: Algorithms 1, I.2 and I.3 of FlashSampling (Gumbel-max, by token, by group, streamed).
+    """
+    if torch.compiler.is_compiling():
+        return library.traced(
+            hidden, weight, None, temperature, seed, position, num_samples, head_bias, logit_scale, softcap,
+            logit_bias, mask, vocab_size, noise, math, want_logprob, want_lse, store_logits, implementation,
+        )  # fmt: skip
     problem = validation.head_problem(
-        hidden, weight, temperature=temperature, seed=seed, position=position, num_samples=num_samples,
-        head_bias=head_bias, logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask,
-        vocab_size=vocab_size, noise=noise, math=math, want_logprob=want_logprob, want_lse=want_lse,
+        hidden,
+        weight,
+        temperature=temperature,
+        seed=seed,
+        position=position,
+        num_samples=num_samples,
+        head_bias=head_bias,
+        logit_scale=logit_scale,
+        softcap=softcap,
+        logit_bias=logit_bias,
+        mask=mask,
+        vocab_size=vocab_size,
+        noise=noise,
+        math=math,
+        want_logprob=want_logprob,
+        want_lse=want_lse,
         store_logits=store_logits,
-    )  # fmt: skip
+    )
     return run(problem, implementation)
 
 
@@ -61,37 +144,76 @@ def sample_logits(
     want_lse: bool = False,
     implementation: Implementation = "auto",
 ) -> SampleResult:
-    """Draw as `sample` does, over logits [B, V] that already exist."""
+    """Draw as `sample` does, with the same noise and so the same tokens, over logits that already exist.
+
+        y = transforms(logits), p[b] = softmax(y[b] / temperature[b]), transforms as in `sample`
+
+    Args:
+        logits: [B, V] bfloat16, float16 or float32, any strides. Raw logits, not probabilities: a softmax
+            output would be drawn from far too flatly, and nothing here can tell.
+        temperature, seed, position, num_samples, logit_scale, softcap, logit_bias, mask, vocab_size, noise:
+            as in `sample`, and so are math, want_logprob, want_lse and implementation.
+
+    Returns:
+        SampleResult, as `sample`; its `logits` is None.
+
+    Raises:
+        ValueError: naming argument, rule and value, before any launch.
+
+    Example:
+        >>> import torch
+        >>> from fsample_kernels import sample_logits
+        >>> logits = torch.tensor([[0.0, 40.0, 0.0], [40.0, 0.0, 0.0]])
+        >>> sample_logits(logits, seed=1, num_samples=2).ids.tolist()
+        [[1, 1], [0, 0]]
+
+    Source: Algorithm I.1 of FlashSampling (`streaming`): one pass over the logits.
+    """
+    if torch.compiler.is_compiling():
+        return library.traced(
+            None, None, logits, temperature, seed, position, num_samples, None, logit_scale, softcap,
+            logit_bias, mask, vocab_size, noise, math, want_logprob, want_lse, False, implementation,
+        )  # fmt: skip
     problem = validation.logits_problem(
-        logits, temperature=temperature, seed=seed, position=position, num_samples=num_samples,
-        logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask, vocab_size=vocab_size,
-        noise=noise, math=math, want_logprob=want_logprob, want_lse=want_lse,
-    )  # fmt: skip
+        logits,
+        temperature=temperature,
+        seed=seed,
+        position=position,
+        num_samples=num_samples,
+        logit_scale=logit_scale,
+        softcap=softcap,
+        logit_bias=logit_bias,
+        mask=mask,
+        vocab_size=vocab_size,
+        noise=noise,
+        math=math,
+        want_logprob=want_logprob,
+        want_lse=want_lse,
+    )
     return run(problem, implementation)
 
 
 def run(problem: Problem, implementation: str = "auto") -> SampleResult:
-    """Run a checked problem with the implementation asked for, or the best one for its device."""
+    """Run a checked problem with the implementation asked for, or with the best one for its device.
+
+    Raises ValueError when the one asked for cannot run it, with the reason.
+    """
     name = validation.implementation_name(implementation)
-    source = problem.hidden if problem.hidden is not None else problem.logits
-    assert source is not None
     if problem.num_rows == 0:
-        return _empty(problem, source.device)
-    if problem.num_samples == 0:  # K = 0 still has a row result; no kernel knows that case
+        return _empty(problem)
+    if problem.num_samples == 0:  # the row results are still defined; no kernel needs to know this case
         one = run(dataclasses.replace(problem, num_samples=1), name)
         return one._replace(ids=one.ids[:, :0], logprob=None if one.logprob is None else one.logprob[:, :0])
-    if name == "auto" and (source.device.type != "cuda" or problem.noise == "online"):
-        name = "reference"
-    if name == "reference":
+    reason = _why_not_kernels(problem)
+    if name == "reference" or (name == "auto" and (reason or device_of(problem).type == "cpu")):
         return reference.run(problem)
-    if problem.noise == "online":
-        raise ValueError(
-            f"noise='online' is made by the reference implementation only, got implementation={name!r}; "
-            "leave implementation at 'auto'"
-        )
+    if reason is not None:
+        raise ValueError(f"implementation={name!r} cannot run this: {reason}; use 'auto' or 'reference'")
     if problem.hidden is None:
         if name == "hopper":
-            raise ValueError("implementation='hopper' fuses the head; for existing logits use 'auto' or 'triton'")
+            raise ValueError(
+                "implementation='hopper' needs a head to fuse; over logits use 'auto' or 'triton'"
+            )
         from .ops import logits_sample
 
         return logits_sample.run(problem)
@@ -102,18 +224,31 @@ def run(problem: Problem, implementation: str = "auto") -> SampleResult:
         if reason is None:
             return hopper_sample.run(problem)
         if name == "hopper":
-            raise ValueError(f"implementation='hopper' cannot run this call: {reason}; use 'auto' or 'triton'")
+            raise ValueError(f"implementation='hopper' cannot run this: {reason}; use 'auto' or 'triton'")
     from .ops import lm_head_sample
 
     return lm_head_sample.run(problem)
 
 
-def _empty(problem: Problem, device: torch.device) -> SampleResult:
-    ids = torch.empty(0, problem.num_samples, dtype=torch.int64, device=device)
+def _why_not_kernels(problem: Problem) -> str | None:
+    """The reason why no GPU kernel can run the problem; None when one can."""
+    if problem.noise == "online":
+        return "noise='online' is made by the reference only"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if device_of(problem).type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the tensors are on {device_of(problem)}, not on a CUDA device"
+    return None
+
+
+def _empty(problem: Problem) -> SampleResult:
+    device, num_samples = device_of(problem), problem.num_samples
     return SampleResult(
-        ids,
-        torch.empty(0, problem.num_samples, device=device) if problem.want_logprob else None,
-        torch.empty(0, device=device) if problem.want_lse else None,
-        torch.empty(0, problem.num_columns, device=device) if problem.store_logits else None,
+        torch.empty(0, num_samples, dtype=torch.int64, device=device),
+        torch.empty(0, num_samples, dtype=torch.float32, device=device) if problem.want_logprob else None,
+        torch.empty(0, dtype=torch.float32, device=device) if problem.want_lse else None,
+        torch.empty(0, problem.num_columns, dtype=torch.float32, device=device)
+        if problem.store_logits
+        else None,
         "reference",
     )

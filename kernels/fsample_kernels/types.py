@@ -1,4 +1,4 @@
-"""The two shapes everything passes around: a checked request (`Problem`) and what comes back (`SampleResult`).
+"""The two shapes that are passed around: a checked request (`Problem`), what comes back (`SampleResult`).
 
 Dimension letters, the same in every file: B rows, V vocabulary, D hidden size, K samples a row, T tiles.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from torch import Tensor
+
+MIN_TEMPERATURE = 2.0**-64  # below it a row is greedy: y / temperature would leave the range of fp32
 
 Noise = Literal["grouped", "element", "online"]
 Math = Literal["fast", "exact"]
@@ -29,8 +31,8 @@ class SampleResult(NamedTuple):
 class Problem:
     """One checked call. `validation` builds it; every implementation reads it and checks nothing again.
 
-    Tensors are on one device. A field that a caller may give as a number or as a tensor stays what it was, so that
-    a number costs no launch and a device tensor no synchronisation.
+    Tensors are on one device. A field that a caller may give as a number or as a tensor stays what it was, so
+    that a number costs no launch and a device tensor no synchronisation.
     """
 
     hidden: Tensor | None  # [B, D] bf16, fp16 or fp32, any strides; None when logits are given
@@ -44,11 +46,13 @@ class Problem:
     logit_scale: float
     softcap: float | None
     logit_bias: Tensor | None  # [V] or [B, V] floating
-    sparse_bias: tuple[Tensor, Tensor, Tensor] | None  # rows int64 [N], ids int64 [N], values fp32 [N]; repeats add
+    sparse_bias: tuple[Tensor, Tensor, Tensor] | None  # rows, ids int64 [N], values fp32 [N]; repeats add
     mask: Tensor | None  # bool [V] or [B, V], True = allowed
     bitmask: Tensor | None  # int32 [B, >= ceil(vocab_size / 32)], bit = 1: allowed
     vocab_size: int  # ids at or above it are never drawn; bound on global ids
-    first_id: int  # global id of weight's row 0 (0 unless the head is a shard)
+    # Global id of weight's row 0, 0 unless the head is a shard. `head_bias` and `logits` belong to the shard;
+    # every other tensor over the vocabulary is read by global id.
+    first_id: int
     noise: Noise
     math: Math
     want_logprob: bool

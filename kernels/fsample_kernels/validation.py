@@ -1,14 +1,13 @@
-"""Turn a caller's arguments into a checked `Problem`, or raise `ValueError` with argument, rule, value and next step.
+"""Turn arguments into a checked `Problem`, or raise `ValueError` with argument, rule, value and next step.
 
-Nothing here waits for a GPU: shapes, dtypes and host values are checked, and the values of device tensors are left to
-the implementations, which answer a bad one with id -1 in its row.
+Nothing here waits for a GPU: shapes, dtypes and host values are checked, and the values of device tensors
+are left to the implementations, which answer a bad one with id -1 in its row.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import TypeVar, get_args
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor
 
 from .noise import MAX_POSITION, MAX_ROWS
-from .types import Implementation, Math, Noise, Problem
+from .types import MIN_TEMPERATURE, Implementation, Math, Noise, Problem
 
 HALF_OR_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 FLOATING = (*HALF_OR_SINGLE, torch.float64)
-MIN_TEMPERATURE = 2.0**-64  # below it a number counts as 0: y / temperature would leave the range of fp32
 
 Choice = TypeVar("Choice")
 SparseTriple = tuple[Tensor, Tensor, Tensor] | tuple[Sequence[int], Sequence[int], Sequence[float]]
@@ -48,13 +46,14 @@ def head_problem(
     want_lse: bool,
     store_logits: bool,
 ) -> Problem:
-    """Check a call of `sample`. hidden [B, D], weight [V, D]; the other arguments as `api.sample` documents them."""
+    """Check a call of `sample`. hidden [B, D], weight [V, D]; the rest as `api.sample` documents it."""
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         _matrix(name, tensor)
     if hidden.dtype != weight.dtype or hidden.dtype not in HALF_OR_SINGLE:
         raise ValueError(
             "hidden and weight must have one dtype out of bfloat16, float16, float32, "
-            f"got {_short(hidden.dtype)} and {_short(weight.dtype)}; convert them first (a quantised head needs its scales)"
+            f"got {_short(hidden.dtype)} and {_short(weight.dtype)}; convert them first, a quantised head "
+            "with its scales"
         )
     _same_device("weight", weight, hidden)
     if hidden.shape[1] != weight.shape[1]:
@@ -65,8 +64,8 @@ def head_problem(
     if hidden.shape[1] == 0:
         raise ValueError("hidden must have at least one feature, got D = 0; pass [B, D] with D >= 1")
     return _problem(
-        hidden, weight, None, temperature, seed, position, num_samples, head_bias, logit_scale, softcap, logit_bias,
-        mask, vocab_size, noise, math, want_logprob, want_lse, store_logits,
+        hidden, weight, None, temperature, seed, position, num_samples, head_bias, logit_scale, softcap,
+        logit_bias, mask, vocab_size, noise, math, want_logprob, want_lse, store_logits,
     )  # fmt: skip
 
 
@@ -91,7 +90,8 @@ def logits_problem(
     _matrix("logits", logits)
     if logits.dtype not in HALF_OR_SINGLE:
         raise ValueError(
-            f"logits must be bfloat16, float16 or float32, got {_short(logits.dtype)}; convert with logits.float()"
+            f"logits must be bfloat16, float16 or float32, got {_short(logits.dtype)}; "
+            "convert with logits.float()"
         )
     return _problem(
         None, None, logits, temperature, seed, position, num_samples, None, logit_scale, softcap, logit_bias,
@@ -132,7 +132,9 @@ def _problem(
     if num_columns == 0:
         raise ValueError(f"{source} must hold at least one token, got V = 0; pass V >= 1")
     if num_rows > MAX_ROWS:
-        raise ValueError(f"the batch must have at most 2**24 rows, got B = {num_rows}; split it over several calls")
+        raise ValueError(
+            f"the batch must have at most 2**24 rows, got B = {num_rows}; split it over several calls"
+        )
     bound = num_columns if vocab_size is None else _integer("vocab_size", vocab_size)
     if not 1 <= bound <= num_columns:
         raise ValueError(
@@ -184,7 +186,9 @@ def _temperature(value: float | Tensor, rows: Tensor, num_rows: int) -> float | 
     # Rounded to fp32, as a tensor's entries are: a number and a tensor of it draw the same tokens.
     single = ctypes.c_float(number).value
     if math.isinf(single):
-        raise ValueError(f"temperature must be finite in fp32, got {value}; for a flat draw use logit_scale=0")
+        raise ValueError(
+            f"temperature must be finite in fp32, got {value}; for a flat draw use logit_scale=0"
+        )
     return single if single >= MIN_TEMPERATURE else 0.0
 
 
@@ -207,7 +211,9 @@ def _position(value: int | Tensor, rows: Tensor, num_rows: int) -> int | Tensor:
         return value.to(torch.int64)
     number = _integer("position", value)
     if not 0 <= number < MAX_POSITION:
-        raise ValueError(f"position must be in [0, 2**32), got {number}; start a new seed instead of wrapping")
+        raise ValueError(
+            f"position must be in [0, 2**32), got {number}; start a new seed instead of wrapping"
+        )
     return number
 
 
@@ -221,18 +227,20 @@ def _masks(
     _same_device("mask", mask, rows)
     if mask.dtype == torch.bool:
         widths = sorted({num_columns, bound})
-        if not (mask.dim() in (1, 2) and mask.shape[-1] in widths and tuple(mask.shape[:-1]) in ((), (num_rows,))):
+        if not (
+            mask.dim() in (1, 2) and mask.shape[-1] in widths and tuple(mask.shape[:-1]) in ((), (num_rows,))
+        ):
             raise ValueError(
-                f"a bool mask must have shape [V] or [B, V] with B = {num_rows} and {_either(widths)} columns "
-                f"(V or vocab_size), got {_shape(mask)}; True allows an id"
+                f"a bool mask must have shape [V] or [B, V] with B = {num_rows} and {_either(widths)} "
+                f"columns (V or vocab_size), got {_shape(mask)}; True allows an id"
             )
         return mask, None
     if mask.dtype == torch.int32:
         widths = sorted({-(-num_columns // 32), -(-bound // 32)})
         if not (mask.dim() == 2 and mask.shape[0] == num_rows and mask.shape[1] in widths):
             raise ValueError(
-                f"a packed mask must have shape [B, ceil(V/32)] with B = {num_rows} and {_either(widths)} words "
-                f"(for V or vocab_size), got {_shape(mask)}; bit i of word w allows id 32 w + i"
+                f"a packed mask must have shape [B, ceil(V/32)] with B = {num_rows} and {_either(widths)} "
+                f"words (for V or vocab_size), got {_shape(mask)}; bit i of word w allows id 32 w + i"
             )
         return None, mask
     raise ValueError(f"mask must be bool or packed int32, got {_short(mask.dtype)}; convert with mask.bool()")
@@ -255,18 +263,20 @@ def _logit_bias(
         if all(isinstance(entry, Mapping) for entry in bias) and (len(bias) or not num_rows):
             if len(bias) != num_rows:
                 raise ValueError(
-                    f"logit_bias as a sequence of mappings must have one a row, B = {num_rows}, got {len(bias)}; "
-                    "pass one mapping alone to serve every row"
+                    f"logit_bias as a sequence of mappings must have one a row, B = {num_rows}, "
+                    f"got {len(bias)}; pass one mapping alone to serve every row"
                 )
             mappings: list[Mapping[int, float]] = [entry for entry in bias if isinstance(entry, Mapping)]
             for row, mapping in enumerate(mappings):
-                _check_host_triples([row] * len(mapping), list(mapping), list(mapping.values()), num_rows, bound)
+                _check_host_triples(
+                    [row] * len(mapping), list(mapping), list(mapping.values()), num_rows, bound
+                )
             return None, _from_mappings(mappings, rows)
         if len(bias) == 3:
             return None, _triple(bias, rows, num_rows, bound)
     raise ValueError(
-        "logit_bias must be a tensor [V] or [B, V], a triple (rows, ids, values), a mapping {id: value} or a sequence "
-        f"of B mappings, got {type(bias).__name__}"
+        "logit_bias must be a tensor [V] or [B, V], a triple (rows, ids, values), a mapping {id: value} "
+        f"or a sequence of B mappings, got {type(bias).__name__}"
     )
 
 
@@ -281,8 +291,8 @@ def _triple(bias: Sequence[object], rows: Tensor, num_rows: int, bound: int) -> 
             _same_device(name, tensor, rows)
             if tensor.dtype not in dtypes or tensor.shape != (ids.numel(),):
                 raise ValueError(
-                    f"{name} must have shape [N] with N = {ids.numel()} (from ids) and dtype {_either(dtypes)}, "
-                    f"got {_shape(tensor)} {_short(tensor.dtype)}"
+                    f"{name} must have shape [N] with N = {ids.numel()} (from ids) and dtype "
+                    f"{_either(dtypes)}, got {_shape(tensor)} {_short(tensor.dtype)}"
                 )
         return row.to(torch.int64), ids.to(torch.int64), values.to(torch.float32)
     for entry in bias:
@@ -294,9 +304,10 @@ def _triple(bias: Sequence[object], rows: Tensor, num_rows: int, bound: int) -> 
     host = tuple(list(entry) for entry in bias if isinstance(entry, Sequence))
     if len({len(entry) for entry in host}) != 1:
         raise ValueError(
-            f"logit_bias rows, ids and values must be equally long, got {', '.join(str(len(part)) for part in host)}"
+            "logit_bias rows, ids and values must be equally long, "
+            f"got {', '.join(str(len(part)) for part in host)} entries"
         )
-    _check_host_triples(*host, num_rows, bound)
+    _check_host_triples(host[0], host[1], host[2], num_rows, bound)
     return _upload(host[0], host[1], host[2], rows)
 
 
@@ -310,12 +321,12 @@ def _from_mappings(mappings: Sequence[Mapping[int, float]], like: Tensor) -> tup
 def _upload(
     rows: list[int], ids: list[int], values: list[float], like: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Host lists on the device; through pinned memory, since a copy from pageable memory waits for the stream."""
+    """Host lists on the device, through pinned memory: a copy from pageable memory waits for the stream."""
     pin = like.device.type == "cuda"
     host = (
-        torch.tensor(rows, dtype=torch.int64, pin_memory=pin),
-        torch.tensor(ids, dtype=torch.int64, pin_memory=pin),
-        torch.tensor(values, dtype=torch.float32, pin_memory=pin),
+        torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=pin),
+        torch.tensor(ids, dtype=torch.int64, device="cpu", pin_memory=pin),
+        torch.tensor(values, dtype=torch.float32, device="cpu", pin_memory=pin),
     )
     row, token, value = (tensor.to(like.device, non_blocking=True) for tensor in host)
     return row, token, value
@@ -324,10 +335,10 @@ def _upload(
 def _check_host_triples(
     rows: Sequence[object], ids: Sequence[object], values: Sequence[object], num_rows: int, bound: int
 ) -> None:
-    bad_rows = [row for row in rows if not (_is_integer(row) and 0 <= row < num_rows)]
+    bad_rows = [row for row in rows if not _is_index(row, num_rows)]
     if bad_rows:
         raise ValueError(f"logit_bias rows must be integers in [0, {num_rows}), got {_some(bad_rows)}")
-    bad_ids = [token for token in ids if not (_is_integer(token) and 0 <= token < bound)]
+    bad_ids = [token for token in ids if not _is_index(token, bound)]
     bad_values = [value for value in values if not _is_fp32(value)]
     if bad_ids or bad_values:
         wrong = [f"ids {_some(bad_ids)}"] if bad_ids else []
@@ -342,7 +353,9 @@ def _bias_tensor(name: str, bias: Tensor, rows: Tensor, shapes: list[tuple[int, 
     _tensor(name, bias)
     _same_device(name, bias, rows)
     if bias.dtype not in FLOATING:
-        raise ValueError(f"{name} must have a floating dtype, got {_short(bias.dtype)}; convert with {name}.float()")
+        raise ValueError(
+            f"{name} must have a floating dtype, got {_short(bias.dtype)}; convert with {name}.float()"
+        )
     if tuple(bias.shape) not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise ValueError(f"{name} must have shape {wanted}, got {_shape(bias)}")
@@ -369,7 +382,9 @@ def _matrix(name: str, tensor: Tensor) -> None:
 
 def _tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}; convert with torch.as_tensor")
+        raise ValueError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__}; convert with torch.as_tensor"
+        )
 
 
 def _same_device(name: str, tensor: Tensor, rows: Tensor) -> None:
@@ -380,16 +395,23 @@ def _same_device(name: str, tensor: Tensor, rows: Tensor) -> None:
         )
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def _is_index(value: object, size: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < size
 
 
 def _is_fp32(value: object) -> bool:
-    return isinstance(value, Real) and _is_finite(value) and math.isfinite(ctypes.c_float(float(value)).value)
+    number = _finite(value)
+    return number is not None and math.isfinite(ctypes.c_float(number).value)
 
 
-def _is_finite(value: Real) -> bool:
-    return abs(value) <= sys.float_info.max  # False for NaN, and for an int that no float can hold
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond any float
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _integer(name: str, value: object) -> int:
@@ -399,9 +421,10 @@ def _integer(name: str, value: object) -> int:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value):
-        return float(value)
-    raise ValueError(f"{name} must be a finite number, got {value!r}")
+    number = _finite(value)
+    if number is None:
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return number
 
 
 def _flag(name: str, value: object) -> bool:

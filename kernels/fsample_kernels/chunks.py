@@ -1,0 +1,214 @@
+"""The walk over the vocabulary that `reference` draws from: product, transforms, masses of the groups.
+
+Chunks are laid out [C, B], vocabulary first: on a CPU that product is the faster of the two, and halving a
+group then adds long contiguous runs. Buffers are reused, so a chunk is valid until the next one is asked
+for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .noise import BLOCK, LOG2_E, MAX_POSITION, ONLINE_BLOCK, RowStreams, row_streams
+from .types import MIN_TEMPERATURE, Problem
+
+# C * B. On a CPU 2 MiB a buffer: it stays in the caches, and a chunk's work outweighs the cost of calling
+# torch.
+_CHUNK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 23}
+_COPY_ELEMENTS = {
+    "cpu": 1 << 22,
+    "cuda": 1 << 25,
+}  # C * D, where a product needs a converted copy of the weights
+_MIN_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a row brings to every chunk. Greedy rows have scale 1; their result is replaced at the end."""
+
+    scale: float | Tensor  # c = log2(e) / T: an fp32 number or [B]
+    greedy: bool | Tensor  # True or False for the whole batch, or [B] bool
+    bad: Tensor  # [B] bool: a parameter on the device is outside its range
+    streams: RowStreams
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Logits of a run of ids. Rows past the vocabulary or outside the shard are -inf."""
+
+    first: int  # global id of row 0, a multiple of 128 (`online`: of 4096)
+    y: Tensor  # [C, B] fp32, C a multiple of 128; the memory of x where no row is greedy
+    x: Tensor  # [C, B] fp32, y * scale
+    work: Tensor  # [C, B] fp32, scratch
+
+    @cached_property
+    def groups(self) -> tuple[Tensor, Tensor, Tensor]:
+        """m [G, B], s [G, B], top [B] for the G = C / 32 groups of 32 ids.
+
+        m is the maximum of x in a group, 0 where nothing is allowed; s the sum of 2**(x - m), in the order
+        of the tree that a draw descends; top the row's maximum of x. A NaN shows in all three.
+        """
+        size = self.x.shape[1]
+        split = self.x.view(
+            -1, 16, 8, size
+        )  # [n, 16, 4 * 2, B]: member pair, group and member of the pair, row
+        room = self.work.view(-1, 16, 8, size)
+        torch.maximum(split[:, :8], split[:, 8:], out=room[:, :8])
+        for half in (4, 2, 1):
+            torch.maximum(room[:, :half], room[:, half : 2 * half], out=room[:, :half])
+        pair = room[:, 0].view(-1, 4, 2, size)
+        m = torch.maximum(pair[:, :, 0], pair[:, :, 1])  # [n, 4, B]
+        top = m.flatten(0, 1).amax(0)
+        m.masked_fill_(m == -torch.inf, 0.0)
+        # Spread over the pairs first: a run of 8 B equal offsets then meets 8 B contiguous logits.
+        torch.sub(split, m[:, :, None].expand(-1, -1, 2, -1).flatten(1, 2)[:, None], out=room)
+        room.exp2_()
+        for half in (8, 4, 2, 1):
+            room[:, :half] += room[:, half : 2 * half]
+        s = pair[:, :, 0] + pair[:, :, 1]
+        return m.flatten(0, 1), s.flatten(0, 1), top
+
+
+def row_parameters(problem: Problem) -> Rows:
+    """Scale, greedy rows, rows with a bad parameter, streams. Asks a GPU nothing."""
+    device, num_rows = device_of(problem), problem.num_rows
+    bad = torch.zeros(num_rows, dtype=torch.bool, device=device)
+    scale: float | Tensor
+    greedy: bool | Tensor
+    if isinstance(problem.temperature, Tensor):
+        t = problem.temperature
+        bad |= ~((t >= 0) & (t < torch.inf))
+        greedy = t < MIN_TEMPERATURE
+        scale = (LOG2_E / t.double()).float().masked_fill(bad | greedy, 1.0)
+        if device.type == "cpu" and not greedy.any():
+            greedy = False
+    else:
+        greedy = problem.temperature < MIN_TEMPERATURE
+        scale = 1.0 if greedy else ctypes.c_float(LOG2_E / problem.temperature).value
+    if isinstance(problem.position, Tensor):
+        bad |= (problem.position < 0) | (problem.position >= MAX_POSITION)
+    if problem.sparse_bias is not None:
+        rows, ids, values = problem.sparse_bias
+        outside = (rows < 0) | (rows >= num_rows)
+        wrong = (ids < 0) | (ids >= problem.vocab_size) | ~values.isfinite()
+        count = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        bad |= count.index_add(0, rows.masked_fill(outside, 0), wrong.int()) > 0
+        bad |= outside.any()
+    return Rows(scale, greedy, bad, row_streams(problem.seed, problem.position, num_rows, device))
+
+
+def chunks(problem: Problem, rows: Rows, logits: Tensor | None) -> Iterator[Chunk]:
+    """Yield the shard's ids in runs, and write y to `logits` [B, V] where given."""
+    device, num_rows = device_of(problem), problem.num_rows
+    align = ONLINE_BLOCK if problem.noise == "online" else BLOCK
+    end = problem.first_id + problem.num_columns
+    start = problem.first_id // align * align
+    size = align if problem.noise == "online" else _chunk_size(problem, end - start)
+    y = torch.empty(size, num_rows, dtype=torch.float32, device=device)
+    x = torch.empty_like(y) if rows.greedy is not False else y
+    work = torch.empty_like(y)
+    hidden = None if problem.hidden is None else problem.hidden.float().t().contiguous()  # [D, B]
+    for first in range(start, end, size):
+        low, high = max(first, problem.first_id), min(first + size, end)
+        local = slice(low - problem.first_id, high - problem.first_id)
+        used = -(-(high - first) // BLOCK) * BLOCK
+        if high - low < used:
+            y[:used].fill_(-torch.inf)
+        part = y[low - first : high - first]
+        if hidden is not None:
+            assert problem.weight is not None
+            torch.mm(problem.weight[local].float(), hidden, out=part)
+        else:
+            assert problem.logits is not None
+            part.copy_(problem.logits[:, local].t())
+        _transform(problem, part, low)
+        if logits is not None:
+            logits[:, local] = part.t()
+        torch.mul(y[:used], rows.scale, out=x[:used])
+        yield Chunk(first, y[:used], x[:used], work[:used])
+
+
+def _chunk_size(problem: Problem, total: int) -> int:
+    kind = "cuda" if device_of(problem).type == "cuda" else "cpu"
+    size = _CHUNK_ELEMENTS[kind] // max(1, problem.num_rows)
+    weight = problem.weight
+    if weight is not None and (weight.dtype != torch.float32 or weight.stride(1) != 1):
+        size = min(size, _COPY_ELEMENTS[kind] // weight.shape[1])
+    return min(max(size // BLOCK, _MIN_BLOCKS), -(-total // BLOCK)) * BLOCK
+
+
+def _transform(problem: Problem, y: Tensor, first: int) -> None:
+    """All between product and temperature, in place on y [C, B], whose row 0 is global id `first`.
+
+    `head_bias` belongs to the rows of the weight; every other tensor is read by global id.
+    """
+    size, num_rows = y.shape
+    ids = slice(first, first + size)
+    if problem.head_bias is not None:
+        local = slice(first - problem.first_id, first - problem.first_id + size)
+        y += problem.head_bias[local, None].float()
+    if problem.logit_scale != 1.0:
+        y *= problem.logit_scale
+    if problem.softcap is not None:
+        y.div_(problem.softcap).tanh_().mul_(problem.softcap)
+    if problem.logit_bias is not None:
+        bias = problem.logit_bias[..., ids].float()
+        y += bias.t() if bias.dim() == 2 else bias[:, None]
+    if problem.sparse_bias is not None and num_rows:
+        rows, tokens, values = problem.sparse_bias
+        here = (
+            (tokens >= first) & (tokens < first + size) & (rows >= 0) & (rows < num_rows) & values.isfinite()
+        )
+        at = (torch.where(here, tokens - first, 0), torch.where(here, rows, 0))
+        y.index_put_(at, torch.where(here, values, 0.0), accumulate=True)  # an entry from elsewhere adds 0
+    if problem.mask is not None:
+        forbidden = ~problem.mask[..., ids]  # the mask may end at vocab_size
+        kept = y[: forbidden.shape[-1]]
+        kept.masked_fill_(forbidden.t() if forbidden.dim() == 2 else forbidden[:, None], -torch.inf)
+    if problem.bitmask is not None:
+        token = torch.arange(first, first + size, device=y.device)
+        word = (token >> 5).clamp(max=problem.bitmask.shape[1] - 1)
+        bits = (problem.bitmask[:, word] >> (token & 31)) & 1  # [B, C]
+        y.masked_fill_(bits.t() == 0, -torch.inf)
+    if first + size > problem.vocab_size:
+        y[max(problem.vocab_size - first, 0) :] = -torch.inf
+
+
+def device_of(problem: Problem) -> torch.device:
+    source = problem.hidden if problem.hidden is not None else problem.logits
+    assert source is not None
+    return source.device
+
+
+@contextmanager
+def full_fp32_products(device: torch.device) -> Iterator[None]:
+    """fp32 inputs mean full fp32 products, whatever torch.set_float32_matmul_precision was told.
+
+    "medium" means bf16 products on a CPU, "high" TF32 on a GPU. The setting is the process's, as torch has
+    it, and is put back afterwards. torch before 2.9 has one setting for both and no name for it in each
+    back end.
+    """
+    backends = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend: Any = getattr(backends, "matmul", None)
+    if hasattr(backend, "fp32_precision"):
+        before = backend.fp32_precision
+        backend.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            backend.fp32_precision = before
+    else:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
