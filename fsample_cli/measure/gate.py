@@ -109,8 +109,9 @@ def check_shape(
     """Range of the ids, and their place in each row's distribution, on the tensors that are timed.
 
     The place is the randomised probability integral transform: F(id - 1) + v p(id) with v uniform is uniform
-    for a right sampler, whatever the row; 16 bins of it are tested by chi-squared. Logits come from an fp32
-    product, so a baseline's 16-bit logits are within what this few draws can see.
+    for a right sampler, whatever the row. It is taken twice and tested in 16 bins: with F along the ids
+    (wrong tiles, offsets, ends) and along falling probability (temperature, soft-cap, noise). Logits come
+    from an fp32 product; a baseline's 16-bit logits are within what this few draws can see.
     """
     rows, vocab = min(hidden.shape[0], SHAPE_ROWS), weight.shape[0]
     if not sampler.draws:
@@ -125,15 +126,19 @@ def check_shape(
         drawn.append(ids[:rows].long())
     if temperature == 0:
         return Verdict(True, "ids in range")
-    places = _places(torch.stack(drawn, dim=1), transform.apply(_logits(hidden[:rows], weight)), temperature)
-    bins = min(BINS, max(2, places.size // 5))
-    counts, _ = numpy.histogram(places, bins=bins, range=(0.0, 1.0))
-    p = chi_squared(counts, numpy.full(bins, 1 / bins)).p_value
+    logits = transform.apply(_logits(hidden[:rows], weight))  # [rows, V]
+    probs = torch.softmax(logits.double() / temperature, dim=1)
+    ids = torch.stack(drawn, dim=1)  # [rows, calls]
+    order = torch.argsort(probs, dim=1, descending=True)
+    ranks = torch.argsort(order, dim=1).gather(1, ids)
+    p_values = {
+        "id order": _uniformity(_places(ids, probs)),
+        "order of probability": _uniformity(_places(ranks, probs.gather(1, order))),
+    }
+    by, p = min(p_values.items(), key=lambda item: item[1])
     if p < ALPHA:
-        return Verdict(
-            False, f"{places.size} draws are spread wrongly over the rows' distributions, p = {p:.1e}"
-        )
-    return Verdict(True, f"ids in range, spread p = {p:.3f}", places.size)
+        return Verdict(False, f"{ids.numel()} draws lie wrongly in their distributions ({by}), p = {p:.1e}")
+    return Verdict(True, f"ids in range, places p = {p:.3f}", ids.numel())
 
 
 def _range_problem(ids: Tensor, rows: int, vocab: int) -> str | None:
@@ -162,11 +167,17 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return torch.cat(pieces, dim=1)
 
 
-def _places(ids: Tensor, logits: Tensor, temperature: float) -> NDArray[numpy.float64]:
-    """ids [R, C], logits [R, V] -> F(id - 1) + v p(id), [R, C] in [0, 1)."""
-    probs = torch.softmax(logits.double() / temperature, dim=1)
+def _places(ids: Tensor, probs: Tensor) -> NDArray[numpy.float64]:
+    """ids [R, C], probs [R, V] -> F(id - 1) + v p(id), [R C] in [0, 1]."""
     below = torch.cumsum(probs, dim=1)
     chosen = probs.gather(1, ids)
     spread = torch.rand(ids.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     places = (below.gather(1, ids).cpu() - chosen.cpu() * spread).clamp(0, 1)
-    return numpy.asarray(places.numpy(), dtype=numpy.float64)
+    return numpy.asarray(places.flatten().numpy(), dtype=numpy.float64)
+
+
+def _uniformity(places: NDArray[numpy.float64]) -> float:
+    """p-value of the places being uniform; few bins for few places keep every expectation at 5 or more."""
+    bins = min(BINS, max(2, places.size // 5))
+    counts, _ = numpy.histogram(places, bins=bins, range=(0.0, 1.0))
+    return chi_squared(counts, numpy.full(bins, 1 / bins)).p_value
