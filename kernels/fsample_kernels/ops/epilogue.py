@@ -158,38 +158,39 @@ def finish_tile(
         m, total = tile_mass(y, c, FAST)
         tl.store(max_ptr + offs_out, m, mask=mask_b)
         tl.store(sum_ptr + offs_out, total, mask=mask_b)
+    top = tl.full((BLOCK_B,), float("-inf"), tl.float32)
+    top_column = tl.zeros((BLOCK_B,), tl.int32)
+    if any_greedy:
+        top, top_column = greedy(y, BLOCK_V)
+    sample = tl.full((), 0, tl.uint32)
     if SINGLE:
         draw_and_store(
-            y, c, is_greedy, any_greedy, any_sampled, first_id + v0, position, 0, row, k0, k1,
+            y, c, is_greedy, top, top_column, any_sampled, first_id + v0, position, sample, row, k0, k1,
             score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
         )  # fmt: skip
     else:
         stride_k = num_rows.to(tl.int64) * num_tiles
-        k = tl.zeros_like(num_samples)
-        while k < num_samples:
+        while sample < num_samples:
             draw_and_store(
-                y, c, is_greedy, any_greedy, any_sampled, first_id + v0, position, k, row, k0, k1,
-                score_ptr, id_ptr, logit_ptr, k * stride_k + offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
+                y, c, is_greedy, top, top_column, any_sampled, first_id + v0, position, sample, row, k0, k1,
+                score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
             )  # fmt: skip
-            k += 1
+            offs_out += stride_k
+            sample += 1
 
 
 @triton.jit
 def draw_and_store(
-    y, c, is_greedy, any_greedy, any_sampled, id0, position, sample, row, k0, k1,
+    y, c, is_greedy, top, top_column, any_sampled, id0, position, sample, row, k0, k1,
     score_ptr, id_ptr, logit_ptr, offs_out, mask_b,
     GROUPED: tl.constexpr, FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    score = tl.full((BLOCK_B,), float("-inf"), tl.float32)
-    column = tl.zeros((BLOCK_B,), tl.int32)
-    sample = tl.full((), 0, tl.uint32) + sample
+    score, column = top, top_column
     if any_sampled:
         if GROUPED:
             score, column = grouped_draw(y, c, id0 >> 5, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST)
         else:
             score, column = element_draw(y, c, id0 >> 2, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST)
-    if any_greedy:
-        top, top_column = greedy(y, BLOCK_V)
         score = tl.where(is_greedy, top, score)
         column = tl.where(is_greedy, top_column, column)
     # +inf: a NaN or +inf logit. The id -1 wins against every other candidate of its row.

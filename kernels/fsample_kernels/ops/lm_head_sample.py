@@ -78,21 +78,30 @@ def lm_head_sample_kernel(
     )  # fmt: skip
 
 
+def kernel_arguments(problem: Problem, config: configs.Config, launch: arguments.Launch) -> dict[str, object]:
+    """Every argument of `lm_head_sample_kernel`, by name."""
+    hidden, weight = problem.hidden, problem.weight
+    assert hidden is not None and weight is not None
+    return {
+        "hidden_ptr": hidden, "hidden_stride_b": hidden.stride(0), "hidden_stride_d": hidden.stride(1),
+        "weight_ptr": weight, "weight_stride_v": weight.stride(0), "weight_stride_d": weight.stride(1),
+        **launch.kernel_arguments,
+        "BLOCK_B": config.block_b, "BLOCK_V": config.block_v, "BLOCK_D": config.block_d, "D": weight.shape[1],
+        "VOCAB_ON_M": config.vocab_on_m, "STREAM_WEIGHT": problem.num_rows <= config.block_b,
+    }  # fmt: skip
+
+
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
 
     Allocates the candidates, 8 bytes a row, sample and vocabulary tile (20 with logprob and lse), and the results.
     """
-    hidden, weight = problem.hidden, problem.weight
-    assert hidden is not None and weight is not None
-    config = configs.pick(hidden.dtype, problem.num_rows, arguments.architecture(hidden.device))
-    with arguments.on_device(hidden.device):
+    assert problem.hidden is not None
+    device = problem.hidden.device
+    config = configs.pick(problem.hidden.dtype, problem.num_rows, arguments.architecture(device))
+    with arguments.on_device(device):
         launch = arguments.prepare(problem, config.block_v)
-        tiles_b = triton.cdiv(problem.num_rows, config.block_b)
-        lm_head_sample_kernel[(launch.num_tiles * tiles_b,)](
-            hidden, *hidden.stride(), weight, *weight.stride(), **launch.kernel_arguments,
-            BLOCK_B=config.block_b, BLOCK_V=config.block_v, BLOCK_D=config.block_d, D=weight.shape[1],
-            VOCAB_ON_M=config.vocab_on_m, STREAM_WEIGHT=tiles_b == 1,
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        lm_head_sample_kernel[(launch.num_tiles * triton.cdiv(problem.num_rows, config.block_b),)](
+            **kernel_arguments(problem, config, launch), num_warps=config.num_warps, num_stages=config.num_stages
+        )
         return reduce_candidates(problem, launch)
