@@ -75,12 +75,13 @@ def _run() -> int:
 def _usage(error: Any) -> str:
     """The line of an error that Typer found: its own text, the value where that lacks it, where help is."""
     message = error.format_message().replace("Value error, ", "").rstrip(".")
-    names = getattr(getattr(error, "param", None), "opts", [])
-    typed = next((value for name, value in _typed_options() if name in names), None)
+    options = getattr(getattr(error, "param", None), "opts", [])
+    typed = next((value for name, value in _typed_options() if name in options), None)
     if typed is not None and typed not in message:
         message = f"{message}, got {typed!r}"
-    context = getattr(error, "ctx", None)
-    return f"{message}; see {context.command_path if context is not None else 'fsample'} --help"
+    names = [command.name for command in app.registered_commands]
+    chosen = next((word for word in sys.argv[1:] if word in names), None)
+    return f"{message}; see fsample {chosen} --help" if chosen else f"{message}; see fsample --help"
 
 
 def _typed_options() -> list[tuple[str, str]]:

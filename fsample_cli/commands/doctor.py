@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,7 +50,6 @@ TOOLS = {
     "ninja": "pip install ninja; FlashInfer builds its kernels with it",
     "c++": "apt-get install g++; torch.compile needs it on the CPU",
 }
-HIDDEN_NSYS = ("/opt/nvidia", "/usr/local")  # where Nsight Compute, which carries its own nsys, is installed
 
 
 def doctor(
@@ -232,14 +230,14 @@ def _timers() -> Iterator[DoctorResult]:
 
 
 def _tools() -> Iterator[DoctorResult]:
+    from fsample_cli.measure.nsys import find_nsys
+
     for tool, remedy in TOOLS.items():
-        path = shutil.which(tool) or (_hidden_nsys() if tool == "nsys" else None)
+        path = shutil.which(tool)
+        if path is None and tool == "nsys":
+            nsys = find_nsys()  # Nsight Compute carries one that is not on the PATH
+            path = None if nsys is None else str(nsys.executable)
         if path is None:
-            yield DoctorResult("tool", tool, "missing", "not on the PATH", remedy)
+            yield DoctorResult("tool", tool, "missing", "not found", remedy)
         else:
             yield DoctorResult("tool", tool, "ok", path)
-
-
-def _hidden_nsys() -> str | None:
-    found = [path for root in HIDDEN_NSYS for path in Path(root).glob("**/host/target-linux-x64/nsys")]
-    return str(max(found)) if found else None

@@ -64,7 +64,8 @@ def nvidia_smi(fields: tuple[str, ...], card: str) -> dict[str, str]:
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", card]
-    values = [value.strip() for value in _output(command).split(",")]
+    answer = _output(command)
+    values = [value.strip() for value in answer.split(",")] if answer else []
     return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else {}
 
 

@@ -62,7 +62,7 @@ def _render(record: Record, console: Console, limit: int, ascii_only: bool = Fal
 
 
 def _widths(columns: tuple[Column, ...], cells: list[list[str]], limit: int) -> list[int]:
-    """Width of each column, in all at most `limit` if that can be; Rich would cut the last ones to fit.
+    """Width of each column, at most `limit` in all if possible; Rich would cut the last.
 
     Only a text column gives way, never below its longest word: words may go to a new line, numbers stay whole.
     """

@@ -155,7 +155,7 @@ def test_output_decides_the_format_and_is_checked_first(tmp_path: Path) -> None:
     assert check_output(None, existing, True).path == existing
     folder = tmp_path / "folder"
     folder.mkdir()
-    bad = {
+    bad: dict[str, tuple[Format | None, Path]] = {
         "exists": (None, existing),
         "a folder that exists": (None, tmp_path / "none" / "a.json"),
         "must be a file": (None, folder),
@@ -164,9 +164,9 @@ def test_output_decides_the_format_and_is_checked_first(tmp_path: Path) -> None:
         "can be written": (None, Path("/proc/a.json")),  # refuses new files to root as well
         "needs a folder": (None, existing / "a.json"),
     }
-    for words, (format, path) in bad.items():
+    for words, (asked, path) in bad.items():
         with pytest.raises(UsageError, match=words) as error:
-            check_output(format, path, False)
+            check_output(asked, path, False)
         assert "--output" in str(error.value) and str(path) in str(error.value) and error.value.exit_code == 2
     assert existing.read_text() == "keep"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -223,14 +223,6 @@ def test_bad_input_is_one_line_and_exit_2(
     assert done.code == 2
     for word in words:
         assert word in done.error
-
-
-def test_gpu_asked_for_and_absent(fsample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = fsample("bench", "--device", "cuda")
-    assert done.code == 2 and "--device cuda" in done.error and "--device cpu" in done.error
 
 
 def test_an_error_is_one_line_whatever_the_value() -> None:

@@ -119,6 +119,7 @@ def test_wrong_records_are_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         Record.from_dict(data, "record a.json")
     assert str(error.value).startswith("record a.json")
-    for other in ([], None, "text", 3):
+    others: tuple[object, ...] = ([], None, "text", 3)
+    for other in others:
         with pytest.raises(InputError, match="one JSON object"):
             Record.from_dict(other)

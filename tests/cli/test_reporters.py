@@ -93,7 +93,7 @@ def test_csv_reads_back() -> None:
     assert set(frame["commit"]) == {"0123456789abcdef"} and "samples_us" not in frame.columns
 
 
-ROWS = {
+ROWS: dict[str, Any] = {
     "bench": FUSED,
     "io-model": IoModelResult(**vars(BIG), predicted_speedup=1.05, predicted_speedup_simple=1.0625),
     "verify": VerifyResult("goodness of fit", "flat V=512 chi-squared", "fused", "element", "reference", 256,

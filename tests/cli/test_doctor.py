@@ -1,0 +1,144 @@
+"""`fsample doctor`: truthful with and without a GPU, a tool, a package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fsample_cli import samplers
+from fsample_cli.measure import environment
+from fsample_cli.records import Record
+
+Fsample = Callable[..., Any]
+
+
+def rows(done: Any) -> dict[tuple[str, str], Any]:
+    record = Record.from_dict(json.loads(done.out))
+    return {(row.topic, row.name): row for row in record.results}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu(fsample: Fsample) -> None:
+    done = fsample("doctor", "--json")
+    assert done.code == 0 and done.err == ""
+    found = rows(done)
+    assert found["gpu", "gpu"].status == "missing" and found["gpu", "gpu"].remedy
+    assert {name for topic, name in found if topic == "sampler"} == set(samplers.NAMES)
+    assert found["sampler", "fused"].status == found["sampler", "gemm"].status == "ok"
+    assert found["sampler", "fi2"].status == "missing" and found["sampler", "fi2"].remedy
+    assert found["timer", "wall"].status == "ok" and found["timer", "cupti"].status == "missing"
+    assert found["package", "torch"].status == "ok"
+    assert all(row.remedy for row in found.values() if row.status == "missing")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_table_and_json_say_the_same(fsample: Fsample) -> None:
+    text = fsample("doctor").out
+    for (_, name), row in rows(fsample("doctor", "--format", "json")).items():
+        assert name in text
+        assert row.status in text
+    assert "no GPU" in text
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_missing_package_and_tool_are_named_with_their_remedy(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import metadata
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    found = rows(fsample("doctor", "--json"))
+    assert found["package", "cupti-python"].remedy == 'pip install "fsample[gpu]"'
+    assert found["tool", "ncu"].status == "missing"
+    assert found["sampler", "race"].status == "missing"  # no C++ compiler for torch.compile
+
+
+def test_with_two_gpus_without_peer_access(fsample: Fsample, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    properties = SimpleNamespace(major=9, minor=0, total_memory=141e9, uuid="1234", L2_cache_size=60 * 2**20)
+    fakes = {
+        "is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 0,
+        "get_device_name": lambda *_: "NVIDIA H200", "get_device_properties": lambda *_: properties,
+        "can_device_access_peer": lambda a, b: False, "mem_get_info": lambda *_: (1e11, 1.4e11),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    answer = {"driver_version": "580.1", "clocks.sm": "345", "clocks.max.sm": "1980", "clocks.mem": "[N/A]"}
+    monkeypatch.setattr(environment, "nvidia_smi", lambda fields, card: answer)
+    found = rows(fsample("doctor", "--json"))
+    assert "sm_90" in found["gpu", "NVIDIA H200"].detail and "580.1" in found["gpu", "NVIDIA H200"].detail
+    assert "345 of 1980 MHz" in found["gpu", "clocks"].detail
+    assert found["gpu", "peer 0-1"].status == "missing" and "nvidia-smi" in found["gpu", "peer 0-1"].remedy
+    assert found["gpu", "roofline"].status == "ok"
+    assert found["timer", "events"].status == "ok"
+
+
+def test_a_torch_that_does_not_load_is_a_finding(child_env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
+    env = {**child_env, "PYTHONPATH": f"{tmp_path}:{child_env['PYTHONPATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fsample_cli", "doctor", "--json"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and done.stderr == ""
+    (row,) = Record.from_dict(json.loads(done.stdout)).results
+    assert row.name == "torch" and "libcudart.so.13" in row.detail
+
+
+def test_environment_without_gpu_git_or_tools(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("FSAMPLE_COMMIT", raising=False)
+    found = environment.collect()
+    assert (found.gpu, found.driver, found.commit, found.clock_sm_mhz) == (None, None, None, None)
+    assert found.gpu_count == 0
+    assert found.cpu and found.cpu_count and found.torch and found.python and found.date
+    monkeypatch.setenv("FSAMPLE_COMMIT", "abc123")
+    assert environment.collect().commit == "abc123"
+
+
+def test_commit_of_a_tree_with_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FSAMPLE_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "file").write_text("1")
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *arguments], check=True)
+    clean = environment.collect().commit
+    assert clean is not None and len(clean) == 40
+    (tmp_path / "file").write_text("2")
+    assert environment.collect().commit == f"{clean}+changes"
+
+
+def test_nvidia_smi_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '580.1, 1980'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert environment.nvidia_smi(("driver_version", "clocks.sm"), "0") == {
+        "driver_version": "580.1", "clocks.sm": "1980"
+    }  # fmt: skip
+    assert environment.nvidia_smi(("driver_version",), "0") == {}  # an answer of another length is no answer
+    tool.write_text("#!/bin/sh\necho broken >&2; exit 9\n")
+    assert environment.nvidia_smi(("driver_version",), "0") == {}
