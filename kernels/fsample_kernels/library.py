@@ -203,7 +203,8 @@ def _run(
     problem = _problem(
         hidden, weight, logits, temperature if temperatures is None else temperatures,
         seed if seeds is None else seeds, position if positions is None else positions, num_samples,
-        head_bias, logit_scale, softcap, bias, mask, vocab_size, noise, math, want_logprob, want_lse, store_logits,
+        head_bias, logit_scale, softcap, bias, mask, vocab_size, noise, math, want_logprob, want_lse,
+        store_logits,
     )  # fmt: skip
     result = run(problem, implementation)
     absent = torch.empty(0, dtype=torch.float32, device=result.ids.device)

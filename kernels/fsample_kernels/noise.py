@@ -56,7 +56,9 @@ def philox(c0: Tensor, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> Word
     with the broadcast shape. Source: Salmon et al., SC11; the known-answer vectors of Random123 hold.
     """
     given = (c0, c1, c2, c3, k0, k1)
-    shape = torch.broadcast_shapes(*(word.shape for word in given if isinstance(word, Tensor)))
+    shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        *(word.shape for word in given if isinstance(word, Tensor))
+    )
     words: list[Tensor] = [
         word if isinstance(word, Tensor) else torch.full((), word, dtype=torch.int64, device=c0.device)
         for word in (c0, c1, c2, c3)
@@ -97,11 +99,15 @@ class RowStreams:
 
     def take(self, rows: Tensor) -> RowStreams:
         """The streams of the given rows, int64 of any shape: the new shape of words that differ by row."""
-        return RowStreams(*(word[rows] if _varies(word) else word for word in self._words()))
+        return RowStreams(
+            *(word[rows] if isinstance(word, Tensor) and word.dim() else word for word in self._words())
+        )
 
     def lanes(self) -> RowStreams:
         """With a last dimension of 1, against which units are broadcast."""
-        return RowStreams(*(word[..., None] if _varies(word) else word for word in self._words()))
+        return RowStreams(
+            *(word[..., None] if isinstance(word, Tensor) and word.dim() else word for word in self._words())
+        )
 
     def words(self, unit: Tensor, sample: Word, domain: int) -> Words:
         """Four words for `unit` and `sample`, both broadcast against the rows."""
@@ -109,10 +115,6 @@ class RowStreams:
 
     def _words(self) -> tuple[Word, Word, Word, Word]:
         return self.key0, self.key1, self.position, self.row
-
-
-def _varies(word: Word) -> bool:
-    return isinstance(word, Tensor) and word.dim() > 0
 
 
 def row_streams(

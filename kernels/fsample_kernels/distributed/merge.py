@@ -1,4 +1,4 @@
-"""Merge the draws of tensor-parallel ranks by the mass of their shards: two words a row and rank cross the link."""
+"""Merge the draws of tensor-parallel ranks by the masses of their shards: two words a row cross the link."""
 
 from __future__ import annotations
 
