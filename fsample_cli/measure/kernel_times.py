@@ -29,7 +29,6 @@ class Range:
     batch: int
     start: float  # us
     end: float
-    thread: Any
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,12 @@ class Piece:
 def kernel_times(trace: Mapping[str, Any], algorithms: Mapping[str, str | None]) -> tuple[TraceResult, ...]:
     """Rows in the order of the run: a row for each stage, then its kernels, the longest first.
 
-    `algorithms` maps sampler names to algorithms. Shares are of the sampler's time at that batch without
-    prepare and warm-up. Stages that ran but launched nothing on the device have host time and say so.
+    `algorithms` maps the samplers that ran to their algorithms; ranges of others are left out. Shares are of
+    the sampler's time at that batch without prepare and warm-up. Stages that ran but launched nothing on the
+    device have host time and say so.
     """
     events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X"]
-    ranges = _ranges(events)
+    ranges = [r for r in _ranges(events) if r.sampler in algorithms]
     pieces = _device_pieces(events, ranges) or _operator_pieces(events, ranges)
     inside: dict[tuple[str, int, str], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -113,13 +113,15 @@ def _ranges(events: Sequence[Mapping[str, Any]]) -> list[Range]:
         parsed = parse_range(event["name"]) if event.get("cat") == "user_annotation" else None
         if parsed is not None:
             start = float(event["ts"])
-            found.append(Range(*parsed, start, start + float(event["dur"]), event.get("tid")))
+            found.append(Range(*parsed, start, start + float(event["dur"])))
     return sorted(found, key=lambda r: (r.start, -r.end))
 
 
-def _innermost(ranges: Sequence[Range], time: float, thread: Any) -> Range | None:
-    """Ranges nest, so of those that contain the time the one that started last is the innermost."""
-    around = [r for r in ranges if r.start <= time <= r.end and r.thread == thread]
+def _innermost(ranges: Sequence[Range], time: float) -> Range | None:
+    """Ranges nest on the one host thread, so the one that started last of those around `time` is the
+    innermost.
+    """
+    around = [r for r in ranges if r.start <= time <= r.end]
     return around[-1] if around else None
 
 
@@ -133,7 +135,7 @@ def _device_pieces(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range])
     for event in events:
         launch = launches.get(event.get("args", {}).get("correlation"))
         if event.get("cat") in DEVICE_CATEGORIES and launch is not None:
-            where = _innermost(ranges, float(launch["ts"]), launch.get("tid"))
+            where = _innermost(ranges, float(launch["ts"]))
             if where is not None:
                 pieces.append(Piece(where, event["name"], float(event["dur"])))
     return pieces
@@ -146,7 +148,7 @@ def _operator_pieces(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range
         if event.get("cat") == "cpu_op":
             threads[event.get("tid")].append(event)
     pieces = []
-    for thread, operators in threads.items():
+    for operators in threads.values():
         own = [float(event["dur"]) for event in operators]
         order = sorted(range(len(operators)), key=lambda k: (float(operators[k]["ts"]), -own[k]))
         open_: list[tuple[float, int]] = []
@@ -158,7 +160,7 @@ def _operator_pieces(events: Sequence[Mapping[str, Any]], ranges: Sequence[Range
                 own[open_[-1][1]] -= float(operators[k]["dur"])
             open_.append((start + float(operators[k]["dur"]), k))
         for k in order:
-            where = _innermost(ranges, float(operators[k]["ts"]), thread)
+            where = _innermost(ranges, float(operators[k]["ts"]))
             if where is not None:
                 pieces.append(Piece(where, str(operators[k]["name"]), max(own[k], 0.0)))
     return pieces
