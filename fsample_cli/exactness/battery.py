@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fsample_cli.errors import UsageError
-from fsample_cli.exactness import fit_rows, fit_targets, tails
+from fsample_cli.exactness import (
+    fit_rows,
+    fit_targets,
+    id_range,
+    independence,
+    invariance,
+    log_probability,
+    noise_words,
+    pathwise,
+    tails,
+    zero_mass,
+)
 from fsample_cli.exactness.holm import holm
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -26,10 +37,17 @@ class Check:
 
 
 TESTS: tuple[Check, ...] = (
-    Check(
-        fit_targets.TEST, fit_targets.run, "counts against known distributions, small and large vocabularies"
-    ),
+    Check(fit_targets.TEST, fit_targets.run, "counts against known distributions, V = 512 to 262,144"),
     Check(tails.TEST, tails.run, "tokens 10 to 40 below the top keep their mass"),
+    Check(zero_mass.TEST, zero_mass.run, "a forbidden token is never drawn"),
+    Check(id_range.TEST, id_range.run, "ids lie in [0, V) at sizes beside tiles and words"),
+    Check(independence.TEST, independence.run, "rows, steps, seeds and samples share nothing"),
+    Check(pathwise.TEST, pathwise.run, "same noise, same token as in float64", ours_only=True),
+    Check(
+        log_probability.TEST, log_probability.run, "log-probability and lse against float64", ours_only=True
+    ),
+    Check(invariance.TEST, invariance.run, "nothing around a row changes its tokens", ours_only=True),
+    Check(noise_words.TEST, noise_words.run, "no random word serves twice", ours_only=True),
 )
 NAMES = tuple(check.name for check in TESTS)
 

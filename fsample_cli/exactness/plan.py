@@ -6,7 +6,7 @@ Budgets are logits, so a run does not depend on the clock.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 Level = Literal["quick", "standard", "deep"]
+ONLINE_VOCAB = 12_288  # three of its blocks
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
@@ -35,9 +36,9 @@ class Size:
 SIZES: dict[Level, Size] = {
     "quick": Size(
         vocabs=(512, 32_000),
-        fit_draws=20_000,
-        fit_logits=10_000_000,
-        focus_draws=50_000,
+        fit_draws=12_000,
+        fit_logits=5_000_000,
+        focus_draws=40_000,
         gaps=(10.0, 13.0, 17.0, 40.0),
         tail_expected=60.0,
         tail_logits=8_000_000,
@@ -136,3 +137,8 @@ def make_plan(
         call_logits=2**25 if on_gpu else 2**21,
         real_logits=real_logits,
     )
+
+
+def for_online(plan: Plan) -> Plan:
+    """The plan with vocabularies of several blocks of 4096 ids: within one block `online` is `grouped`."""
+    return replace(plan, vocabs=(plan.vocabs[0], ONLINE_VOCAB, *plan.vocabs[2:]), tail_vocab=ONLINE_VOCAB)

@@ -94,7 +94,8 @@ def run(
                 else:
                     one = _load(name, Transform())
                     check = next(check for check in battery.TESTS if check.name == test)
-                    found += battery.run_check(check, one.subject, plan)
+                    sized = for_online(plan) if one.subject.noise == "online" else plan
+                    found += battery.run_check(check, one.subject, sized)
                 loaded[name] = one.sampler
             except (SamplerUnavailable, ShapeUnsupported) as error:
                 found.append(case.skip(str(error)))

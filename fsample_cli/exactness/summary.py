@@ -35,10 +35,12 @@ def _worst(group: Sequence[VerifyResult]) -> VerifyResult:
     failed = len(failures(group))
     if len(group) == 1:
         return worst
-    count = f"{failed} of {len(group)} fail, worst" if failed else f"worst of {len(group)}"
     draws = sum({result.case.rpartition(" ")[0]: result.draws for result in group}.values())
-    note = f"{count}: {worst.note}" if worst.note and failed else ""
-    return replace(worst, case=f"{count}: {worst.case}", note=note, draws=draws)
+    if failed:
+        note = f"{worst.case}: {worst.note}" if worst.note else ""
+        return replace(worst, case=f"{failed}/{len(group)} fail: {worst.case}", note=note, draws=draws)
+    case = f"all {len(group)}" if worst.p_value is None else f"worst of {len(group)}: {worst.case}"
+    return replace(worst, case=case, note="", draws=draws)
 
 
 def _closeness(result: VerifyResult) -> tuple[bool, bool, float]:

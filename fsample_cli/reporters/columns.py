@@ -79,10 +79,9 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("test", lambda r: r.test, left=True),
         SAMPLER,
         Column("case", lambda r: r.case, left=True),
-        Column("statistic", lambda r: number(r.statistic, 1)),
+        Column("stat", lambda r: number(r.statistic, 1)),
         Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
         Column("p", lambda r: p_value(r.p_value)),
-        Column("Holm p", lambda r: p_value(r.p_adjusted)),
         Column("verdict", lambda r: r.verdict, left=True),
     ),
     "trace": (

@@ -1,0 +1,30 @@
+"""Test `range`: every id lies in [0, V), at sizes beside tiles and words, for one row and for many."""
+
+from __future__ import annotations
+
+from fsample_cli.exactness import targets
+from fsample_cli.exactness.draws import draw_grid
+from fsample_cli.exactness.outcomes import Case
+from fsample_cli.exactness.plan import Plan
+from fsample_cli.exactness.result import TestResult
+from fsample_cli.exactness.subject import Subject
+
+TEST = "range"
+# one token; the two sides of a tile of 128; a size no power of two divides; sides of a block of 4096
+VOCABS = (1, 127, 129, 1000, 4095, 4097)
+ROWS = (1, 3, 65)  # alone, a partly filled tile, one past 64
+
+
+def run(subject: Subject, plan: Plan) -> list[TestResult]:
+    """Flat logits, so that the last ids are as likely as any."""
+    results = []
+    for vocab in VOCABS:
+        case = Case.start(TEST, subject, f"V={vocab}")
+        wrong, draws = 0, 0
+        for rows in ROWS:
+            seed = plan.case_seed(f"{case.name} {rows}")
+            grid = draw_grid(subject, targets.flat(vocab), plan.samples, rows, seed, plan)
+            wrong += int(((grid < 0) | (grid >= vocab)).sum())
+            draws += grid.numel()
+        results.append(case.rule("", wrong > 0, draws, f"{wrong} ids outside [0, {vocab})"))
+    return results

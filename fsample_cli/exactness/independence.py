@@ -1,0 +1,120 @@
+"""Test `independence`: rows, steps, seeds and samples share nothing.
+
+All tests draw from the flat distribution over 512 ids. Two independent draws agree with probability 1/512,
+and agreements along any chain of draws are independent of each other, so the number of agreements at a fixed
+lag is binomial although its pairs overlap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsample_cli.exactness import targets
+from fsample_cli.exactness.draws import draw_grid
+from fsample_cli.exactness.goodness_of_fit import chi_squared
+from fsample_cli.exactness.outcomes import Case
+from fsample_cli.exactness.plan import Plan
+from fsample_cli.exactness.result import TestResult
+from fsample_cli.exactness.subject import Subject
+
+TEST = "independence"
+VOCAB = 512
+WINDOW = 7  # ids of 9 bits in a 63-bit word
+COARSE = 8
+# (steps, rows): neighbours, tiles of 16, 64 and 128 rows, and diagonals, where seed + row + step would meet
+LAGS = ((0, 1), (0, 2), (0, 16), (0, 64), (0, 128), (1, 0), (2, 0), (1, 1), (1, -1))
+SAMPLES = 4
+
+
+def run(subject: Subject, plan: Plan) -> list[TestResult]:
+    """Pairs between rows, steps, seeds s and s + 1, and for ours samples; then repeats anywhere."""
+    rows = 4096 if plan.pair_draws >= 2**20 else min(256, plan.pair_draws // 8)
+    steps = plan.pair_draws // rows
+    seed = plan.case_seed(TEST) // 2 * 2
+    flat = targets.flat(VOCAB)
+    case = Case.start(TEST, subject, "")
+    grid = draw_grid(subject, flat, steps, rows, seed, plan)  # [steps, rows]
+    after = draw_grid(subject, flat, steps, rows, seed + 1, plan)
+    grids = [grid, after]
+    results = [_agreements(case, _lag(down, right), *shifted(grid, down, right)) for down, right in LAGS]
+    results.append(_agreements(case, "seed+1", grid, after))
+    results.append(_agreements(case, "seed+1 row-1", grid[:, 1:], after[:, :-1]))
+    results.append(_pairs(case, "pairs: rows", grid[:, 0::2], grid[:, 1::2]))
+    results.append(_pairs(case, "pairs: steps", grid[0::2], grid[1::2]))
+    results.append(_pairs(case, "pairs: seeds", grid, after))
+    if subject.library is not None:
+        hidden, weight = flat.tensors(rows, plan.device, plan.dtype)
+        calls = [
+            subject.library(hidden, weight, seed=seed, position=step, num_samples=SAMPLES).ids
+            for step in range(steps, steps + max(1, steps // SAMPLES))
+        ]
+        samples = torch.stack(
+            calls
+        )  # [steps / SAMPLES, rows, SAMPLES], at positions that `grid` does not use
+        first, second = samples[..., :-1], samples[..., 1:]
+        results.append(_agreements(case, "sample+1", first, second))
+        results.append(_agreements(case, "sample+1 row-1", first[:, 1:], second[:, :-1]))
+        results.append(_pairs(case, "pairs: samples", samples[..., 0::2], samples[..., 1::2]))
+        grids += [samples[..., k] for k in range(SAMPLES)]
+    return [*results, _repeats(case, grids, 1), _repeats(case, grids, 0)]
+
+
+def _lag(down: int, right: int) -> str:
+    return " ".join(f"{name}{by:+d}" for name, by in (("step", down), ("row", right)) if by)
+
+
+def shifted(grid: Tensor, down: int, right: int) -> tuple[Tensor, Tensor]:
+    """The two views of grid [steps, rows] whose elements lie (down, right) apart; right may be negative."""
+    steps, rows = grid.shape
+    first = grid[: steps - down, max(0, -right) : rows - max(0, right)]
+    second = grid[down:, max(0, right) : rows - max(0, -right)]
+    return first, second
+
+
+def _agreements(case: Case, what: str, first: Tensor, second: Tensor) -> TestResult:
+    same = int((first == second).sum())
+    return case.events(f"equal: {what}", same, first.numel(), 1 / VOCAB, "share of equal draws")
+
+
+def _pairs(case: Case, what: str, first: Tensor, second: Tensor) -> TestResult:
+    """Chi-squared over 8 x 8 cells of disjoint pairs, by place in the vocabulary (a tile, a group) of each
+    id.
+    """
+    count = min(first.shape[0], second.shape[0])
+    left, right = first[:count], second[:count, : first.shape[1]]
+    left = left[:, : right.shape[1]]
+    place = VOCAB // COARSE
+    inside = (left >= 0) & (left < VOCAB) & (right >= 0) & (right < VOCAB)
+    cell = (left[inside] // place) * COARSE + right[inside] // place
+    counts = torch.bincount(cell, minlength=COARSE**2).cpu().numpy()
+    fit = chi_squared(counts, np.full(COARSE**2, COARSE**-2.0))
+    return case.fit(what, fit, int(counts.sum()))
+
+
+def _repeats(case: Case, grids: list[Tensor], along: int) -> TestResult:
+    """Equal windows of 7 consecutive ids anywhere in all grids: a stream used twice, at whatever distance.
+
+    Two windows of independent ids agree with probability 512^-7, overlapping or not. A sampler that repeats
+    itself repeats many.
+    """
+    words = torch.cat([_windows(grid if along else grid.T).reshape(-1) for grid in grids])
+    ordered = torch.sort(words).values
+    repeats = int((ordered[1:] == ordered[:-1]).sum())
+    pairs = len(words) * (len(words) - 1) / 2
+    what = "rows" if along else "steps"
+    return case.at_most(
+        f"repeats: {what}", repeats, len(words), pairs * float(VOCAB) ** -WINDOW, "repeated mass"
+    )
+
+
+def _windows(grid: Tensor) -> Tensor:
+    """[a, b] -> [a, b - 6] words of 7 neighbouring ids."""
+    width = grid.shape[1] - WINDOW + 1
+    if width < 1:
+        return grid.new_empty(0)
+    word = torch.zeros_like(grid[:, :width])
+    for shift in range(WINDOW):
+        word = word * VOCAB + grid[:, shift : shift + width] % VOCAB
+    return word
