@@ -114,7 +114,7 @@ class Oracle:
         return chosen
 
     def block_steps(self, sample: int) -> list[tuple[int, Tensor, Tensor]]:
-        """Of each block in turn: number, whether it takes over, how close that was in shares of the total [B]."""
+        """Of each block in turn: number, whether it takes over, how close, in shares of the total [B]."""
         steps = []
         held = torch.full_like(self.mass[:, 0], -torch.inf)
         for block in torch.unique_consecutive(self.groups // 128).tolist():

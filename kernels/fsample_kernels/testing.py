@@ -71,7 +71,7 @@ def assert_same_ids(problem: Problem, ids: Tensor, max_share: float = 0.01) -> C
 
 
 def assert_same_rows(problem: Problem, result: SampleResult) -> None:
-    """lse, logprob and logits, where present, must be the oracle's within the budget, NaN and infinities too."""
+    """lse, logprob and logits, where present, must be the oracle's within the budget, NaN and inf too."""
     exact = Oracle(problem)
     want = exact.result()
     assert want.lse is not None and want.logprob is not None and want.logits is not None
