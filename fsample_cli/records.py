@@ -90,7 +90,7 @@ class IoModelResult(BenchResult):
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """One statistic of one sampler. `batch` and `row` are None where the test is of no row of the workload."""
+    """One statistic of one sampler. `batch` and `row` are None where the test is not of the workload."""
 
     test: str
     case: str  # target, vocabulary, statistic: "flat V=512 chi-squared"

@@ -64,7 +64,7 @@ def _render(record: Record, console: Console, limit: int, ascii_only: bool = Fal
 def _widths(columns: tuple[Column, ...], cells: list[list[str]], limit: int) -> list[int]:
     """Width of each column, at most `limit` in all if possible; Rich would cut the last.
 
-    Only a text column gives way, never below its longest word: words may go to a new line, numbers stay whole.
+    Only a text column gives way, never below its longest word: words may wrap, numbers stay whole.
     """
     texts = [[column.heading, *(row[place] for row in cells)] for place, column in enumerate(columns)]
     widths = [max(map(cell_len, column)) for column in texts]
