@@ -77,8 +77,8 @@ def bench(
     target = check_output(format, output, force)
     batches = parse_batches(batch)
     names = parse_samplers(sampler, samplers.NAMES, samplers.DEFAULT)
-    bases = {name.partition(":")[0] if not samplers.is_user_function(name) else name for name in names}
-    if baseline is not None and baseline not in bases:
+    bases = {name.partition(":")[0] for name in names if not samplers.is_user_function(name)}
+    if baseline is not None and baseline not in bases.union(names):
         raise UsageError(
             f"--baseline must be one of the samplers that run ({', '.join(names)}), got {baseline!r}",
             f"add --sampler {baseline}",

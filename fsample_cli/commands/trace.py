@@ -139,7 +139,7 @@ def trace(
     elif where == "cuda" and nsys is None:
         note(f"no nsys found: only {chrome}; {INSTALL}", quiet)
     with chrome.open(encoding="utf-8") as file:
-        rows = kernel_times(json.load(file), traced.algorithms)
+        rows = kernel_times(json.load(file), traced.ran)
     record = Record("trace", command_line(), environment.collect(), inputs.describe(workload), rows, settings)
     write_report(record, target)
     if not rows:

@@ -40,15 +40,17 @@ class Piece:
     us: float
 
 
-def kernel_times(trace: Mapping[str, Any], algorithms: Mapping[str, str | None]) -> tuple[TraceResult, ...]:
+def kernel_times(
+    trace: Mapping[str, Any], ran: Mapping[str, tuple[str, str | None]]
+) -> tuple[TraceResult, ...]:
     """Rows in the order of the run: a row for each stage, then its kernels, the longest first.
 
-    `algorithms` maps the samplers that ran to their algorithms; ranges of others are left out. Shares are of
+    `ran` maps the names in the ranges to (sampler, algorithm); ranges of others are left out. Shares are of
     the sampler's time at that batch without prepare and warm-up. Stages that ran but launched nothing on the
     device have host time and say so.
     """
     events = [event for event in trace.get("traceEvents", ()) if event.get("ph") == "X"]
-    ranges = [r for r in _ranges(events) if r.sampler in algorithms]
+    ranges = [r for r in _ranges(events) if r.sampler in ran]
     pieces = _device_pieces(events, ranges) or _operator_pieces(events, ranges)
     inside: dict[tuple[str, int, str], list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -59,21 +61,21 @@ def kernel_times(trace: Mapping[str, Any], algorithms: Mapping[str, str | None])
             totals[sampler, batch] += sum(piece.us for piece in found)
     rows: list[TraceResult] = []
     for sampler, batch, stage in dict.fromkeys((r.sampler, r.batch, r.stage) for r in ranges):
-        algorithm = algorithms.get(sampler)
+        known_as = ran[sampler]
         mine = [r for r in ranges if (r.sampler, r.batch, r.stage) == (sampler, batch, stage)]
         if stage in (PREPARE, WARM_UP):
             lengths = [r.end - r.start for r in mine]
-            rows.append(_row(stage, sampler, algorithm, batch, stage, lengths, None, "host time"))
+            rows.append(_row(stage, known_as, batch, stage, lengths, None, "host time"))
             continue
         found = inside[sampler, batch, stage]
         per_range = [sum(piece.us for piece in found if piece.where is r) for r in mine]
         total = totals[sampler, batch]
-        rows.append(_row(stage, sampler, algorithm, batch, stage, per_range, total, ""))
+        rows.append(_row(stage, known_as, batch, stage, per_range, total, ""))
         by_name: dict[str, list[float]] = defaultdict(list)
         for piece in found:
             by_name[short_name(piece.name)].append(piece.us)
         for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1])):
-            rows.append(_row(stage, sampler, algorithm, batch, name, times, total, ""))
+            rows.append(_row(stage, known_as, batch, name, times, total, ""))
     return tuple(rows)
 
 
@@ -85,8 +87,7 @@ def short_name(name: str) -> str:
 
 def _row(
     stage: str,
-    sampler: str,
-    algorithm: str | None,
+    known_as: tuple[str, str | None],
     batch: int,
     name: str,
     times: Sequence[float],
@@ -95,8 +96,8 @@ def _row(
 ) -> TraceResult:
     return TraceResult(
         stage=stage,
-        sampler=sampler,
-        algorithm=algorithm,
+        sampler=known_as[0],
+        algorithm=known_as[1],
         batch=batch,
         name=name,
         calls=len(times),

@@ -50,6 +50,7 @@ class Progress:
 class Contender:
     """One sampler of the run, and why it has no number, if so."""
 
+    asked: str  # the name it was asked for by, as in fused:element
     sampler: Sampler
     problem: str = ""  # holds for the whole run
 
@@ -79,8 +80,10 @@ def sweep(
     for unknown names.
     """
     device = torch.device(settings.device)
-    weight = load_weight(workload, settings.device, settings.seed)
     transform = Transform(workload.logit_scale, workload.softcap)
+    for name in names:
+        samplers.load(name, transform)  # a wrong name is found before gigabytes are made
+    weight = load_weight(workload, settings.device, settings.seed)
     contenders = [_admit(name, transform, weight, device, settings, progress) for name in names]
     results: list[BenchResult] = []
     problems = [c.problem for c in contenders if c.problem.startswith("failed")]
@@ -92,7 +95,7 @@ def sweep(
         )  # fmt: skip
         results += rows
         problems += found
-    descriptions = {name: c.sampler.description for name, c in zip(names, contenders, strict=True)}
+    descriptions = {c.asked: c.sampler.description for c in contenders}
     return Outcome(tuple(results), descriptions, tuple(problems))
 
 
@@ -117,8 +120,8 @@ def _admit(
             seed=settings.seed,
         )
     except (SamplerUnavailable, ShapeUnsupported) as error:
-        return Contender(sampler, _why(sampler, error))
-    return Contender(sampler, "" if verdict.passed else f"failed its gate: {verdict.reason}")
+        return Contender(name, sampler, _why(sampler, error))
+    return Contender(name, sampler, "" if verdict.passed else f"failed its gate: {verdict.reason}")
 
 
 def _one_batch(
@@ -153,7 +156,10 @@ def _one_batch(
         tick=progress.tick,
     )
     samples = dict(zip(runners, timed.samples_us, strict=True))
-    medians = {contenders[k].sampler.name: quantiles(taken).median_us for k, taken in samples.items()}
+    medians: dict[str, float] = {}
+    for k, taken in samples.items():  # under both names; of two algorithms the first is "fused"
+        for known_as in (contenders[k].asked, contenders[k].sampler.name):
+            medians.setdefault(known_as, quantiles(taken).median_us)
     rows = [
         _row(c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks)
         for k, c in enumerate(contenders)

@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Traced:
-    algorithms: dict[str, str | None]  # of the samplers that ran
+    ran: dict[str, tuple[str, str | None]]  # name in the ranges -> (sampler, algorithm)
     notes: tuple[str, ...]  # why others did not
 
 
@@ -53,11 +53,11 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
     Iterations are synchronised, so that ranges on the host and kernels on the device line up.
     """
     device = torch.device(run.device)
-    weight = load_weight(run.workload, run.device, run.seed)
     transform = Transform(run.workload.logit_scale, run.workload.softcap)
+    loaded = {name: samplers.load(name, transform) for name in run.names}
+    weight = load_weight(run.workload, run.device, run.seed)
     flush = make_flush(device)
-    loaded = [samplers.load(name, transform) for name in run.names]
-    ran: dict[str, str | None] = {}
+    ran: dict[str, tuple[str, str | None]] = {}
     notes: list[str] = []
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -68,21 +68,23 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
     with profiler as profiling:
         for batch in run.batches:
             hidden = make_hidden(run.workload, batch, run.device, run.seed, weight)
-            for sampler in loaded:
-                stage(f"B={batch}: {sampler.name}")
+            for asked, sampler in loaded.items():
+                stage(f"B={batch}: {asked}")
+                ranges = Ranges(asked, batch, weight.shape[0], weight.shape[1])
                 try:
-                    _trace_one(sampler, hidden, weight, run, flush)
+                    _trace_one(sampler, hidden, weight, run, flush, ranges)
                 except (SamplerUnavailable, ShapeUnsupported) as error:
                     notes.append(str(error))
                 else:
-                    ran[sampler.name] = sampler.algorithm
+                    ran[asked] = sampler.name, sampler.algorithm
     if chrome is not None:
         profiling.export_chrome_trace(str(chrome))
     return Traced(ran, tuple(dict.fromkeys(notes)))
 
 
-def _trace_one(sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, flush: Callable[[], None]) -> None:
-    ranges = Ranges(sampler.name, hidden.shape[0], weight.shape[0], weight.shape[1])
+def _trace_one(
+    sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, flush: Callable[[], None], ranges: Ranges
+) -> None:
     with ranges.stage(PREPARE):
         sampler.prepare(hidden, weight, temperature=run.temperature)
         _synchronize(hidden)

@@ -77,6 +77,17 @@ def test_warm_caches_and_a_baseline_of_ones_own_choice(fsample: Fsample) -> None
     assert fused["ratio_to_gemm"] is None  # the GEMM did not run
 
 
+def test_two_algorithms_are_two_rows_and_either_is_a_baseline(fsample: Fsample) -> None:
+    names = "fused,fused:element"
+    for baseline, one in (("fused", 0), ("fused:element", 1)):
+        done = fsample(
+            "bench", *TINY, "--batch", 2, "--sampler", names, "--baseline", baseline, "--format", "json"
+        )
+        rows = strict(done.out)["results"]
+        assert [row["algorithm"] for row in rows] == ["grouped", "element"]
+        assert rows[one]["speedup"] == 1.0 and rows[1 - one]["speedup"] != 1.0
+
+
 def test_a_baseline_that_does_not_run_is_refused(fsample: Fsample) -> None:
     done = fsample("bench", *TINY, "--sampler", "fused", "--baseline", "fi2")
     assert done.code == 2 and "--baseline" in done.error and "add --sampler fi2" in done.error

@@ -50,6 +50,22 @@ def test_a_cpu_trace_has_a_range_a_stage_and_times_that_add_up(fsample: Fsample,
     assert "fi2" in done.err and "fi2" not in {r["sampler"] for r in rows}
 
 
+def test_two_algorithms_stay_apart(fsample: Fsample, tmp_path: Path) -> None:
+    done = fsample(
+        "trace",
+        *TINY,
+        "--sampler",
+        "fused,fused:element",
+        "--chrome",
+        tmp_path / "t.json",
+        "--format",
+        "json",
+    )
+    rows = json.loads(done.out)["results"]
+    whole = [(r["sampler"], r["algorithm"], r["calls"]) for r in rows if r["name"] == "fused kernel"]
+    assert whole == [("fused", "grouped", 2), ("fused", "element", 2)]
+
+
 def test_an_existing_trace_is_kept_without_force(fsample: Fsample, tmp_path: Path) -> None:
     chrome = tmp_path / "out.json"
     chrome.write_text("mine")
@@ -100,7 +116,7 @@ def gpu_trace() -> dict[str, Any]:
 
 
 def test_kernels_belong_to_the_innermost_range_of_their_launch() -> None:
-    rows = kernel_times(gpu_trace(), {"fused": "grouped"})
+    rows = kernel_times(gpu_trace(), {"fused": ("fused", "grouped")})
     found = {(row.stage, row.name): (row.calls, row.total_us, row.share) for row in rows}
     assert found == {
         ("prepare", "prepare"): (1, 50.0, None),
@@ -127,7 +143,11 @@ def test_operators_count_their_own_time_only() -> None:
             event("cpu_op", "aten::sum", 200, 60),  # outside: the flush
         ]
     }
-    own = {row.name: row.total_us for row in kernel_times(trace, {"gemm": None}) if row.name != row.stage}
+    own = {
+        row.name: row.total_us
+        for row in kernel_times(trace, {"gemm": ("gemm", None)})
+        if row.name != row.stage
+    }
     assert own == {"aten::mm": 40.0, "aten::matmul": 15.0, "aten::empty": 5.0}
 
 
