@@ -19,6 +19,7 @@ from fsample_cli.measure.nvtx_ranges import PREPARE, WARM_UP, parse_range
 from fsample_cli.records import TraceResult
 
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
+SMALL_SHARE = 0.01  # of the sampler's time: names below it share one row a stage
 LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver"}
 
 
@@ -43,7 +44,8 @@ class Piece:
 def kernel_times(
     trace: Mapping[str, Any], ran: Mapping[str, tuple[str, str | None]]
 ) -> tuple[TraceResult, ...]:
-    """Rows in the order of the run: a row for each stage, then its kernels, the longest first.
+    """Rows in the order of the run: a row for each stage, then its kernels, the longest first and the
+    smallest as one row.
 
     `ran` maps the names in the ranges to (sampler, algorithm); ranges of others are left out. Shares are of
     the sampler's time at that batch without prepare and warm-up. Stages that ran but launched nothing on the
@@ -74,6 +76,10 @@ def kernel_times(
         by_name: dict[str, list[float]] = defaultdict(list)
         for piece in found:
             by_name[short_name(piece.name)].append(piece.us)
+        small = [name for name, times in by_name.items() if sum(times) < SMALL_SHARE * total]
+        if len(small) > 1:
+            merged = [us for name in small for us in by_name.pop(name)]
+            by_name[f"{len(small)} others"] = merged
         for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1])):
             rows.append(_row(stage, known_as, batch, name, times, total, ""))
     return tuple(rows)

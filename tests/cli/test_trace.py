@@ -151,6 +151,14 @@ def test_operators_count_their_own_time_only() -> None:
     assert own == {"aten::mm": 40.0, "aten::matmul": 15.0, "aten::empty": 5.0}
 
 
+def test_small_names_share_a_row_and_no_time_is_lost() -> None:
+    events = [event("user_annotation", range_name("gemm", 1, "GEMM"), 0, 2_000)]
+    events += [event("cpu_op", f"aten::tiny{k}", 10 * k, 2) for k in range(3)]
+    trace = {"traceEvents": [*events, event("cpu_op", "aten::mm", 100, 1_000)]}
+    own = {row.name: (row.calls, row.total_us) for row in kernel_times(trace, {"gemm": ("gemm", None)})}
+    assert own == {"GEMM": (1, 1_006.0), "aten::mm": (1, 1_000.0), "3 others": (3, 6.0)}
+
+
 @pytest.mark.parametrize(
     ("name", "short"),
     [
