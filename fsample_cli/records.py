@@ -50,6 +50,12 @@ class Environment:
     commit: str | None = None  # with "+changes" when the tree was not clean
     date: str | None = None  # UTC, ISO 8601
 
+    @property
+    def short_commit(self) -> str:
+        """The commit for people: twelve digits, still marked where the tree had changes; empty when unknown."""
+        digits, plus, changes = (self.commit or "").partition("+")
+        return digits[:12] + plus + changes
+
 
 @dataclass(frozen=True)
 class BenchResult:

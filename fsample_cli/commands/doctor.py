@@ -91,7 +91,7 @@ def doctor(
 
 
 def _host(environment: Environment) -> Iterator[DoctorResult]:
-    commit = f", commit {environment.commit}" if environment.commit else ""
+    commit = f", commit {environment.short_commit}" if environment.commit else ""
     yield DoctorResult("host", "fsample", "ok", f"{environment.fsample}{commit}")
     yield DoctorResult("host", "python", "ok", str(environment.python))
     yield DoctorResult("host", "platform", "ok", str(environment.platform))
@@ -188,7 +188,9 @@ def _samplers(attempt: bool, quiet: bool) -> Iterator[DoctorResult]:
                 yield DoctorResult("sampler", name, "ok", f"ran on {device.type}: {sampler.implementation}")
                 continue
         except FsampleError as error:
-            yield DoctorResult("sampler", name, "missing", error.message, error.hint)
+            yield DoctorResult(
+                "sampler", name, "missing", error.message.removeprefix(f"{name}: "), error.hint
+            )
             continue
         problem = _missing_for(name, device)
         if problem is None:
@@ -205,7 +207,7 @@ def _missing_for(name: str, device: torch.device) -> tuple[str, str] | None:
         return missing_compiler(device)
     if name in ("fi1", "fi2"):
         if device.type != "cuda":
-            return "FlashInfer needs an NVIDIA GPU", "run on a machine with one"
+            return "FlashInfer needs an NVIDIA GPU", "run on a machine with an NVIDIA GPU"
         if importlib.util.find_spec("flashinfer") is None:
             return "package flashinfer-python is not installed", GPU_EXTRA
     return None

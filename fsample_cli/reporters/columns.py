@@ -138,7 +138,7 @@ def heading(record: Record) -> list[str]:
         lines.append(f"{shape}; {w.distribution}" if w.distribution else shape)
     if record.environment is not None and record.kind != "doctor":
         e = record.environment
-        commit = f", commit {e.commit[:12]}" if e.commit else ""
+        commit = f", commit {e.short_commit}" if e.commit else ""
         lines.append(
             f"{e.gpu or e.cpu or 'CPU'}, torch {e.torch}, triton {e.triton or 'absent'}{commit}, {e.date}"
         )

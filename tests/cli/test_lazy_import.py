@@ -67,7 +67,7 @@ def test_help_takes_less_than_300_ms(child_env: Env) -> None:
             [sys.executable, "-m", "fsample_cli", "--help"], env=child_env, capture_output=True, check=True
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # processor time is what a user waits for on a quiet machine; the best of a few, since this one may be busy
+        # processor time: what a user waits for on a quiet machine, which this one may not be
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if times[-1] < 0.3:
             break
