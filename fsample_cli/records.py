@@ -52,7 +52,7 @@ class Environment:
 
     @property
     def short_commit(self) -> str:
-        """The commit for people: twelve digits, still marked where the tree had changes; empty when unknown."""
+        """The commit for people: twelve digits, marked where the tree had changes; empty when unknown."""
         digits, plus, changes = (self.commit or "").partition("+")
         return digits[:12] + plus + changes
 

@@ -19,6 +19,7 @@ STYLES = {"pass": "green", "ok": "green", "faster": "green", "fail": "bold red",
           "missing": "yellow", "slower": "yellow", "skipped": "yellow"}  # fmt: skip
 
 GAP = 2  # blanks between columns
+LONGEST_WORD = 43  # of a text column; a longer one, such as a call or a path, folds
 
 
 def to_table(record: Record) -> str:
@@ -47,7 +48,9 @@ def _render(record: Record, console: Console, limit: int, ascii_only: bool = Fal
     table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.padding = (0, 1, 0, 0)
     for column, width in zip(columns, widths, strict=True):
-        table.add_column(Text(column.heading), justify="left" if column.left else "right", width=width)
+        table.add_column(
+            Text(column.heading), justify="left" if column.left else "right", width=width, overflow="fold"
+        )
     for row in cells:
         table.add_row(*[Text(cell, style=STYLES.get(cell, "")) for cell in row])
     console.width = sum(widths) + GAP * len(widths)
@@ -64,12 +67,14 @@ def _render(record: Record, console: Console, limit: int, ascii_only: bool = Fal
 def _widths(columns: tuple[Column, ...], cells: list[list[str]], limit: int) -> list[int]:
     """Width of each column, at most `limit` in all if possible; Rich would cut the last.
 
-    Only a text column gives way, never below its longest word: words may wrap, numbers stay whole.
+    Only a text column gives way, never below its longest word: words wrap, numbers stay whole.
     """
     texts = [[column.heading, *(row[place] for row in cells)] for place, column in enumerate(columns)]
     widths = [max(map(cell_len, column)) for column in texts]
     least = [
-        max((cell_len(word) for text in some for word in text.split()), default=0) if column.left else width
+        min(LONGEST_WORD, max((cell_len(word) for text in some for word in text.split()), default=0))
+        if column.left
+        else width
         for column, some, width in zip(columns, texts, widths, strict=True)
     ]
     while sum(widths) + GAP * (len(widths) - 1) > limit:

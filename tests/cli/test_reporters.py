@@ -117,6 +117,9 @@ def test_a_long_text_wraps_inside_its_column_and_numbers_stay_whole() -> None:
     row = replace(ROWS["doctor"], detail="many words " * 30)
     lines = render(Record("doctor", "", None, None, (row,)), "table").splitlines()
     assert max(map(len, lines)) <= 80 and "\n".join(lines).count("many") == 30
+    row = replace(ROWS["doctor"], detail="x" * 100)  # a path, a call: folded, not cut
+    text = render(Record("doctor", "", None, None, (row,)), "table")
+    assert max(map(len, text.splitlines())) <= 80 and text.count("x") == 101  # one in the remedy
 
 
 def test_printed_presets_fit_80_columns(shell: Shell) -> None:
@@ -136,11 +139,21 @@ TERMINALS = [
 
 
 @pytest.mark.parametrize("terminal", TERMINALS)
-def test_nothing_is_cut_and_nothing_coloured_off_a_terminal(shell: Shell, terminal: dict[str, str]) -> None:
-    plain = shell("presets", "--hardware")
-    done = shell("presets", "--hardware", **terminal)
-    assert done.code == 0 and done.out == plain.out and "\x1b" not in done.out
-    assert "1,307" in done.out and "\u2026" not in done.out
+def test_nothing_is_cut_and_nothing_coloured_off_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: dict[str, str]
+) -> None:
+    for name in ("COLUMNS", "TERM", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in terminal.items():
+        monkeypatch.setenv(name, value)
+    write_report(RECORD, Target("table"))
+    text = capsys.readouterr().out
+    assert text == render(RECORD, "table")
+    assert "179,012" in text and "\x1b" not in text and "\u2026" not in text
+
+
+def test_a_whole_run_is_the_same_in_20_columns(shell: Shell) -> None:
+    assert shell("presets", "--hardware", COLUMNS="20", TERM="dumb") == shell("presets", "--hardware")
 
 
 def test_forced_colour_changes_colour_only(shell: Shell) -> None:
