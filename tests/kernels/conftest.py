@@ -1,7 +1,7 @@
 """Fixtures for the kernels, and Triton's interpreter for the tests that are marked `interpreter`.
 
-Triton decides at import whether kernels are compiled or interpreted, so one process cannot hold both. A marked test
-that is collected without TRITON_INTERPRET=1 runs in a child process with it, all those of one file together.
+Triton decides at import whether kernels are compiled or interpreted, so one process cannot hold both. A
+marked test that is collected without TRITON_INTERPRET=1 runs in a child process with it, a file at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from fsample_kernels.types import Problem
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -27,7 +28,9 @@ class InterpretedFile(pytest.Item):
     def runtest(self) -> None:
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *self.tests]
         environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, env=environment, cwd=self.config.rootpath, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=environment, cwd=self.config.rootpath, capture_output=True, text=True
+        )
         if done.returncode != 0 or f"{len(self.tests)} passed" not in done.stdout:
             pytest.fail(f"in the interpreter:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}", pytrace=False)
 
@@ -47,7 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("interpreter"):
             marked.setdefault(item.path, []).append(item)
     for tests in marked.values():
-        child = InterpretedFile.from_parent(tests[0].parent, name=f"interpreter ({len(tests)} tests)")
+        parent = tests[0].parent
+        assert parent is not None
+        child = InterpretedFile.from_parent(parent, name=f"interpreter ({len(tests)} tests)")
         child.tests = [test.nodeid for test in tests]
         items[items.index(tests[0])] = child
         for test in tests[1:]:
@@ -63,12 +68,16 @@ def make_problem() -> Callable[..., Problem]:
     ) -> Problem:
         generator = torch.Generator().manual_seed(1000 * B + V + D)
         hidden = torch.randn(B, D, generator=generator).to(device, dtype)
-        weight = (torch.randn(V, D, generator=generator) * (2.0 / D**0.5)).to(device, dtype)  # logits with std 2
+        weight = (torch.randn(V, D, generator=generator) * (2.0 / D**0.5)).to(
+            device, dtype
+        )  # logits with std 2
         defaults: dict[str, object] = {
-            "hidden": hidden, "weight": weight, "logits": None, "temperature": 1.0, "seed": 0x9E3779B97F4A7C15,
+            "hidden": hidden, "weight": weight, "logits": None, "temperature": 1.0,
+            "seed": 0x9E3779B97F4A7C15,
             "position": 7, "num_samples": 1, "head_bias": None, "logit_scale": 1.0, "softcap": None,
-            "logit_bias": None, "sparse_bias": None, "mask": None, "bitmask": None, "vocab_size": V, "first_id": 0,
-            "noise": "grouped", "math": "fast", "want_logprob": False, "want_lse": False, "store_logits": False,
+            "logit_bias": None, "sparse_bias": None, "mask": None, "bitmask": None, "vocab_size": V,
+            "first_id": 0, "noise": "grouped", "math": "fast", "want_logprob": False, "want_lse": False,
+            "store_logits": False,
         }  # fmt: skip
         return Problem(**(defaults | fields))  # type: ignore[arg-type]
 
@@ -77,7 +86,7 @@ def make_problem() -> Callable[..., Problem]:
 
 @pytest.fixture
 def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fill what `torch.empty` returns with NaN or an impossible id: a slot that no kernel writes then shows."""
+    """Fill what `torch.empty` returns with NaN or an impossible id, so that an unwritten slot shows."""
     empty = torch.empty
 
     def poisoned(*args: object, **kwargs: object) -> torch.Tensor:

@@ -6,9 +6,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fsample_kernels import noise, reference
 from fsample_kernels.ops import device, epilogue
-from torch import Tensor
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -54,9 +55,13 @@ def draw_kernel(y_ptr, c_ptr, score_ptr, column_ptr, MODE: tl.constexpr, B: tl.c
     zero = word * 0
     sample = tl.full((), 3, tl.uint32)
     if MODE == "grouped":
-        score, column = device.grouped_draw(y, c, 4 * 9, zero + 5, sample, word, zero + 11, zero + 13, B, V, False)
+        score, column = device.grouped_draw(
+            y, c, 4 * 9, zero + 5, sample, word, zero + 11, zero + 13, B, V, False
+        )
     elif MODE == "element":
-        score, column = device.element_draw(y, c, 32 * 9, zero + 5, sample, word, zero + 11, zero + 13, B, V, False)
+        score, column = device.element_draw(
+            y, c, 32 * 9, zero + 5, sample, word, zero + 11, zero + 13, B, V, False
+        )
     else:
         score, column = device.greedy(y, V)
     tl.store(score_ptr + row, score)
@@ -84,7 +89,8 @@ def random_words(n: int, seed: int) -> Tensor:
 def end_words() -> Tensor:
     """2^14 words next to each end of [0, 2^32), and the neighbours of the branch at u = 2^-6."""
     return torch.cat([
-        torch.arange(1 << 14), WORD - 1 - torch.arange(1 << 14), (1 << 26) - (1 << 13) + torch.arange(1 << 14),
+        torch.arange(1 << 14), WORD - 1 - torch.arange(1 << 14),
+        (1 << 26) - (1 << 13) + torch.arange(1 << 14),
         random_words(1 << 14, 1),
     ])  # fmt: skip
 
@@ -127,8 +133,8 @@ def test_exponentials_equal_the_definition() -> None:
         exact = noise.exponential(u.clamp(max=1 - 2.0**-24)).log2()  # log2 E, cut as the kernel cuts it
         error = (out.double() - exact).abs()
         assert out.isfinite().all()
-        # Where draws are won: the rounding of log2 E itself, and of the series its fourth term, u^3 / 4 of E. Above the
-        # branch 1 - u is rounded to 2^-25, which E feels most next to it and again where 1 - u is small.
+        # Where draws are won: the rounding of log2 E itself, and of the series its fourth term, u^3 / 4 of E.
+        # Above the branch 1 - u is rounded to 2^-25, which E feels most next to it, and where 1 - u is small.
         series, near_one = u < 2.0**-6, u > 1 - 2.0**-6
         allowed = 3 * 2.0**-24 * exact.abs().clamp(min=1.0) + torch.where(series, 0.4 * u**3, 2.0**-18)
         assert (error <= allowed)[~near_one].all()
@@ -170,7 +176,9 @@ def test_element_draw_equals_the_definition() -> None:
     c = torch.linspace(0.5, 2.0, 16)
     score, column = draw("element", y, c)
     units = 9 * 32 + torch.arange(32)
-    words = noise.RowStreams(11, 13, 5, torch.arange(16)[:, None]).words(units, 3, noise.ELEMENT)  # each [16, 32]
+    words = noise.RowStreams(11, 13, 5, torch.arange(16)[:, None]).words(
+        units, 3, noise.ELEMENT
+    )  # each [16, 32]
     scores = y * c[:, None] - noise.exponential(noise.uniform32(torch.stack(words, -1).flatten(1))).log2()
     assert torch.equal(column[2:], scores[2:].argmax(1))
     torch.testing.assert_close(score, scores.max(1).values, rtol=1e-5, atol=1e-5)

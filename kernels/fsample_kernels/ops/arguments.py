@@ -1,4 +1,4 @@
-"""What the kernels of this package have in common on the host: the arguments of one launch, made from a `Problem`.
+"""What the kernels have in common on the host: the arguments of one launch, made from a `Problem`.
 
 No device-to-host copy and no synchronisation: everything here can be captured in a CUDA graph.
 """
@@ -17,11 +17,11 @@ from fsample_kernels.types import Problem
 
 INTERPRETED = triton.knobs.runtime.interpret
 
-# Numbers that change from call to call must not make new compiled variants, and neither must a slice of a tensor of
-# per-row parameters that starts at an odd address.
+# Numbers that change from call to call must not make new compiled variants, and neither must a slice of a
+# tensor of per-row parameters that starts at an odd address.
 UNSPECIALIZED = (
-    "num_rows", "num_columns", "num_tiles", "num_samples", "shift", "first_id", "limit", "temperature_stride", "seed_stride", "seed_low",
-    "seed_high", "position_stride", "position", "numbered", "num_words",
+    "num_rows", "num_columns", "num_tiles", "num_samples", "shift", "first_id", "limit", "temperature_stride",
+    "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered", "num_words",
 )  # fmt: skip
 ANY_ALIGNMENT = (
     "temperature_ptr", "seed_ptr", "position_ptr", "head_bias_ptr", "bias_ptr", "mask_ptr", "bits_ptr",
@@ -51,7 +51,7 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]
 
 @functools.cache
 def architecture(device: torch.device) -> str:
-    """"sm_90", "gfx942", ...; "" on the CPU, where the interpreter runs."""
+    """ "sm_90", "gfx942", ...; "" on the CPU, where the interpreter runs."""
     if device.type != "cuda":
         return ""
     if torch.version.hip:
@@ -61,7 +61,7 @@ def architecture(device: torch.device) -> str:
 
 
 def signed32(word: int) -> int:
-    """The int32 with the bits of a 32-bit word, so that every value of it has one and the same kernel type."""
+    """The int32 with the bits of a 32-bit word: every word then has one and the same kernel type."""
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
@@ -104,7 +104,7 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     seed_tensor = seed if isinstance(seed, Tensor) else None
     position_tensor = position if isinstance(position, Tensor) else None
     mask = problem.mask.view(torch.uint8) if problem.mask is not None else None
-    bits = problem.bitmask
+    bias, bits = problem.logit_bias, problem.bitmask
     sparse_rows, sparse_ids, sparse_values, starts, spoiled = sort_sparse(problem, block_v, T, shift, device)
     kernel_arguments: dict[str, object] = {
         "num_rows": B, "num_columns": V, "num_tiles": T, "num_samples": K, "shift": shift,
@@ -119,15 +119,14 @@ def prepare(problem: Problem, block_v: int) -> Launch:
         "numbered": 0 if seed_tensor is not None and seed_tensor.dim() else 1,
         "head_bias_ptr": problem.head_bias, "head_bias_stride": stride_of(problem.head_bias),
         "logit_scale": problem.logit_scale, "softcap": problem.softcap or 1.0,
-        "bias_ptr": problem.logit_bias,
-        "bias_stride_b": row_strides(problem.logit_bias)[0], "bias_stride_v": row_strides(problem.logit_bias)[1],
+        "bias_ptr": bias, "bias_stride_b": row_strides(bias)[0], "bias_stride_v": row_strides(bias)[1],
         "mask_ptr": mask, "mask_stride_b": row_strides(mask)[0], "mask_stride_v": row_strides(mask)[1],
         "bits_ptr": bits, "bits_stride_b": row_strides(bits)[0], "bits_stride_w": row_strides(bits)[1],
         "num_words": bits.shape[-1] if bits is not None else 0,
         "sparse_rows_ptr": sparse_rows, "sparse_ids_ptr": sparse_ids, "sparse_values_ptr": sparse_values,
         "sparse_starts_ptr": starts,
-        "score_ptr": scores, "id_ptr": ids, "logit_ptr": winner_logits, "max_ptr": tile_max, "sum_ptr": tile_sum,
-        "logits_ptr": logits,
+        "score_ptr": scores, "id_ptr": ids, "logit_ptr": winner_logits,
+        "max_ptr": tile_max, "sum_ptr": tile_sum, "logits_ptr": logits,
         "HAS_SCALE": problem.logit_scale != 1.0, "HAS_SOFTCAP": problem.softcap is not None,
         "GROUPED": problem.noise == "grouped", "SINGLE": K == 1,
         "FAST": problem.math == "fast" and not INTERPRETED and torch.version.hip is None,
@@ -140,7 +139,7 @@ def sort_sparse(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Sparse bias by vocabulary tile: (rows, ids, values) [N] sorted by id, starts [T + 1], spoiled [B].
 
-    Triples outside this shard fall into no tile. A bad id or value spoils its row, a bad row index spoils every row.
+    Triples outside this shard fall into no tile. A bad id or value spoils its row, a bad row index every row.
     """
     if problem.sparse_bias is None:
         return None, None, None, None, None

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Config:
-    """One compiled shape of the LM-head kernel: BLOCK_V is a multiple of 128, which the groups of 32 ids need."""
+    """One compiled shape of the LM-head kernel; the groups of 32 ids need block_v to be a multiple of 128."""
 
     block_b: int
     block_v: int
@@ -45,7 +45,7 @@ TABLES = {"sm_80": AMPERE, "sm_90": HOPPER, "sm_100": HOPPER, "gfx942": CDNA}
 
 
 def table(dtype: torch.dtype, architecture: str) -> dict[int, Config]:
-    """Shapes by batch class. An architecture without its own table takes Ampere's, the smallest common ground."""
+    """Shapes by batch class. An architecture without its own table takes Ampere's, which ask for least."""
     return FP32 if dtype == torch.float32 else TABLES.get(architecture, AMPERE)
 
 
@@ -57,7 +57,8 @@ def pick(dtype: torch.dtype, num_rows: int, architecture: str) -> Config:
     return config
 
 
-# Over existing logits: (BLOCK_V, warps), one group of 32 ids a thread. Few rows take short tiles, to fill the GPU.
+# Over existing logits: (BLOCK_V, warps), one group of 32 ids a thread. Few rows take short tiles, to fill
+# the GPU.
 STREAMING = {8: (1024, 1), 1 << 24: (4096, 4)}
 
 

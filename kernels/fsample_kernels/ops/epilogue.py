@@ -1,8 +1,8 @@
-"""From a tile of logits to one candidate a row: the transforms of `sample` and the draws, shared by every kernel.
+"""From a tile of logits to one candidate a row: the transforms and the draws, shared by the kernels.
 
-Row parameters, tables and outputs travel as tuples, in the order in which `arguments.py` passes them to a kernel.
-Loops with a bound from the launch are `while` loops: with numpy 2.4 the interpreter of triton 3.6 (not that of 3.9)
-cannot take such a bound in `range`.
+Row parameters, tables and outputs travel as tuples, in the order in which a kernel lists them.
+Loops with a bound from the launch are `while` loops: with numpy 2.4 the interpreter of triton 3.6 (not that
+of 3.9) cannot take such a bound in `range`.
 """
 
 import triton
@@ -67,7 +67,7 @@ def transform(
      sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
     offs_v = v0 + tl.arange(0, BLOCK_V)
     mask_v = (offs_v >= 0) & (offs_v < limit)
-    offs_id = (first_id + offs_v).to(tl.int64)  # tables of ids are global, only the head bias is sharded with W
+    offs_id = (first_id + offs_v).to(tl.int64)  # only the head bias is sharded with W
     if head_bias_ptr is not None:
         offs = offs_v.to(tl.int64) * head_bias_stride
         y += tl.load(head_bias_ptr + offs, mask=mask_v, other=0.0).to(tl.float32)[None, :]
@@ -79,8 +79,8 @@ def transform(
         offs = offs_b.to(tl.int64)[:, None] * bias_stride_b + offs_id[None, :] * bias_stride_v
         y += tl.load(bias_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
     if sparse_rows_ptr is not None:
-        # Sorted by id, so a tile visits its own triples only. One compare and one add a logit and triple: a few
-        # hundred biases a request are a handful a tile.
+        # Sorted by id, so a tile visits its own triples only: a few hundred biases a request are a handful a
+        # tile, and each costs every logit a compare and an add.
         end = tl.load(sparse_starts_ptr + tile_v + 1)
         i = tl.load(sparse_starts_ptr + tile_v)
         while i < end:
@@ -95,8 +95,9 @@ def transform(
         y = tl.where(allowed != 0, y, float("-inf"))
     if bits_ptr is not None:
         y = mask_bits(
-            y, offs_b, mask_b, first_id + v0, bits_ptr, bits_stride_b, bits_stride_w, num_words, BLOCK_B, BLOCK_V
-        )
+            y, offs_b, mask_b, first_id + v0, bits_ptr, bits_stride_b, bits_stride_w, num_words,
+            BLOCK_B, BLOCK_V,
+        )  # fmt: skip
     if (v0 < 0) | (v0 + BLOCK_V > limit):
         y = tl.where(mask_v[None, :], y, float("-inf"))
     return y
@@ -109,10 +110,8 @@ def mask_bits(
 ):  # fmt: skip
     """-inf where the bit of the global id is 0. Tiles start at a multiple of 128 ids, so words are whole."""
     offs_w = (id0 >> 5) + tl.arange(0, BLOCK_V // 32)
-    words = tl.load(
-        bits_ptr + offs_b.to(tl.int64)[:, None] * bits_stride_b + offs_w.to(tl.int64)[None, :] * bits_stride_w,
-        mask=mask_b[:, None] & (offs_w < num_words)[None, :], other=0,
-    )  # fmt: skip
+    offs = offs_b.to(tl.int64)[:, None] * bits_stride_b + offs_w.to(tl.int64)[None, :] * bits_stride_w
+    words = tl.load(bits_ptr + offs, mask=mask_b[:, None] & (offs_w < num_words)[None, :], other=0)
     allowed = (words[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
     y = tl.where(allowed != 0, tl.reshape(y, (BLOCK_B, BLOCK_V // 32, 32)), float("-inf"))
     return tl.reshape(y, (BLOCK_B, BLOCK_V))
@@ -120,7 +119,7 @@ def mask_bits(
 
 @triton.jit
 def tile_mass(y, c, FAST: tl.constexpr):
-    """(max, sum) of the tile in base 2: sum = sum 2^(y c - max); max = -inf, sum = 0 where nothing is allowed."""
+    """(max, sum of 2^(y c - max)) of the tile in base 2; max = -inf, sum = 0 where nothing is allowed."""
     m = tl.max(y, axis=1) * c
     base = tl.where(m == float("-inf"), 0.0, m)
     return m, tl.sum(exp2(y * c[:, None] - base[:, None], FAST), axis=1)
@@ -188,9 +187,13 @@ def draw_and_store(
     score, column = top, top_column
     if any_sampled:
         if GROUPED:
-            score, column = grouped_draw(y, c, id0 >> 5, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST)
+            score, column = grouped_draw(
+                y, c, id0 >> 5, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST
+            )
         else:
-            score, column = element_draw(y, c, id0 >> 2, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST)
+            score, column = element_draw(
+                y, c, id0 >> 2, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST
+            )
         score = tl.where(is_greedy, top, score)
         column = tl.where(is_greedy, top_column, column)
     # +inf: a NaN or +inf logit. The id -1 wins against every other candidate of its row.

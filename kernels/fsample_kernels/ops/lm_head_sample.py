@@ -1,7 +1,8 @@
 """Stage 1 of the portable path: the LM-head matmul, tile by tile, with the draw in its epilogue.
 
-Batch rows lie on the M side and ids on the N side of the tile, so that on tensor-core accumulators a thread holds many
-ids of few rows and both the draw and the reduction over ids are almost entirely in-thread.
+Batch rows lie on the M side and ids on the N side of the tile, so that in tensor-core accumulators a thread
+holds many ids of few rows and the draw and the reduction over ids are almost entirely in-thread. Small
+batches do the product the other way round, with W on the M side: their few rows are not padded to 64.
 """
 
 import triton
@@ -34,13 +35,17 @@ def lm_head_sample_kernel(
     tiles_b = tl.cdiv(num_rows, BLOCK_B)
     tile_v = pid // tiles_b
     tile_b = pid % tiles_b
-    # Rows and columns past the end repeat the last one: no mask in the loop, and the epilogue forbids what they give.
+    # Rows and columns past the end repeat the last one: no mask in the loop; the epilogue drops them.
     offs_b = tl.minimum(tile_b * BLOCK_B + tl.arange(0, BLOCK_B), num_rows - 1).to(tl.int64)
     offs_v = tile_v * BLOCK_V - shift + tl.arange(0, BLOCK_V)
     offs_v = tl.minimum(tl.maximum(offs_v, 0), num_columns - 1).to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D)
-    hidden_ptrs = hidden_ptr + offs_b[:, None] * hidden_stride_b + offs_d[None, :].to(tl.int64) * hidden_stride_d
-    weight_ptrs = weight_ptr + offs_v[:, None] * weight_stride_v + offs_d[None, :].to(tl.int64) * weight_stride_d
+    hidden_ptrs = (
+        hidden_ptr + offs_b[:, None] * hidden_stride_b + offs_d[None, :].to(tl.int64) * hidden_stride_d
+    )
+    weight_ptrs = (
+        weight_ptr + offs_v[:, None] * weight_stride_v + offs_d[None, :].to(tl.int64) * weight_stride_d
+    )
     if VOCAB_ON_M:
         y = tl.zeros((BLOCK_V, BLOCK_B), tl.float32)
     else:
@@ -94,7 +99,7 @@ def kernel_arguments(problem: Problem, config: configs.Config, launch: arguments
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
 
-    Allocates the candidates, 8 bytes a row, sample and vocabulary tile (20 with logprob and lse), and the results.
+    Allocates the results and the candidates: 8 bytes a row, sample and vocabulary tile, 20 with logprob.
     """
     assert problem.hidden is not None
     device = problem.hidden.device
@@ -102,6 +107,8 @@ def run(problem: Problem) -> SampleResult:
     with arguments.on_device(device):
         launch = arguments.prepare(problem, config.block_v)
         lm_head_sample_kernel[(launch.num_tiles * triton.cdiv(problem.num_rows, config.block_b),)](
-            **kernel_arguments(problem, config, launch), num_warps=config.num_warps, num_stages=config.num_stages
+            **kernel_arguments(problem, config, launch),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )
         return reduce_candidates(problem, launch)

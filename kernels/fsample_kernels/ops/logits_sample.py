@@ -1,4 +1,4 @@
-"""The same draws over logits that exist already: one pass, the vocabulary split over programs, then the reduction."""
+"""The same draws over logits that exist already: one pass, split over the vocabulary, then the reduction."""
 
 import triton
 import triton.language as tl

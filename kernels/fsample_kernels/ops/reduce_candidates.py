@@ -1,4 +1,4 @@
-"""Stage 2: of a row's candidates, one a vocabulary tile, the best; and its log-probability and the row's mass."""
+"""Stage 2: the best of a row's candidates, one a vocabulary tile; its log-probability and the row's mass."""
 
 import torch
 import triton
@@ -89,7 +89,9 @@ def reduce_candidates_kernel(
             found = at < num_tiles
             y = tl.load(logit_ptr + pid.to(tl.int64) * num_tiles + tl.where(found, at, 0))
             logprob = tl.minimum((y * base2_scale(heat) - lse2) * LN_2, 0.0)
-            tl.store(out_logprob_ptr + offs_out, tl.where(drawn, tl.where(greedy, 0.0, logprob), float("nan")))
+            tl.store(
+                out_logprob_ptr + offs_out, tl.where(drawn, tl.where(greedy, 0.0, logprob), float("nan"))
+            )
 
 
 def reduce_candidates(problem: Problem, launch: Launch) -> SampleResult:
@@ -104,7 +106,8 @@ def reduce_candidates(problem: Problem, launch: Launch) -> SampleResult:
     position_tensor = position if isinstance(position, Tensor) else None
     reduce_candidates_kernel[(B * K,)](
         launch.scores, launch.ids, launch.winner_logits, launch.tile_max, launch.tile_sum,
-        temperature_tensor, stride_of(temperature_tensor), 1.0 if isinstance(temperature, Tensor) else temperature,
+        temperature_tensor, stride_of(temperature_tensor),
+        1.0 if isinstance(temperature, Tensor) else temperature,
         position_tensor, stride_of(position_tensor), launch.spoiled,
         ids, logprob, lse, B, K, T, BLOCK_T=BLOCK_T, num_warps=4,
     )  # fmt: skip

@@ -1,0 +1,256 @@
+"""The fused kernel in the interpreter against the reference with the same noise: everything is equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fsample_kernels import reference
+from fsample_kernels.ops import arguments, configs, lm_head_sample
+from fsample_kernels.ops.reduce_candidates import reduce_candidates
+from fsample_kernels.types import Problem, SampleResult
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+MakeProblem = Callable[..., Problem]
+EVERYTHING = {"want_logprob": True, "want_lse": True, "store_logits": True}
+GENERATOR = torch.Generator()
+
+
+def check(problem: Problem) -> SampleResult:
+    """Same ids as the reference. Seeds are fixed and no score is a near tie, with any library's matmul."""
+    got, want = lm_head_sample.run(problem), reference.run(problem)
+    assert got.ids.tolist() == want.ids.tolist()
+    for got_field, want_field in zip(got[1:4], want[1:4], strict=True):
+        torch.testing.assert_close(got_field, want_field, rtol=1e-5, atol=2e-5, equal_nan=True)
+    return got
+
+
+# V: one id, one less and one more than a tile, several tiles with a tail. D: one column, a multiple of the
+# tile, not one. B: one row, a part of a row tile, more than one row tile.
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+@pytest.mark.parametrize("B, V, D", [(1, 1, 1), (3, 127, 40), (1, 129, 32), (3, 1000, 65), (65, 129, 24)])
+def test_small_odd_sizes(make_problem: MakeProblem, noise: str, B: int, V: int, D: int) -> None:
+    check(make_problem(B, V, D, noise=noise, **EVERYTHING))
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        configs.Config(16, 128, 64, 4, 3, vocab_on_m=True),
+        configs.Config(16, 256, 32, 4, 3),
+        configs.Config(64, 256, 128, 8, 4, vocab_on_m=True),
+    ],
+)
+def test_tile_shapes_do_not_change_ids(
+    make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch, noise: str, config: configs.Config
+) -> None:
+    monkeypatch.setattr(configs, "pick", lambda *_: config)
+    check(make_problem(19, 300, 72, torch.float16, noise=noise, **EVERYTHING))
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+def test_rows_have_their_own_parameters(make_problem: MakeProblem, noise: str) -> None:
+    """Greedy rows among sampled ones, seeds that use all 64 bits, positions at both ends and past them."""
+    problem = make_problem(
+        5, 300, 32, noise=noise, num_samples=2, temperature=torch.tensor([0.0, 0.7, 2.0, torch.nan, 1.0]),
+        seed=torch.tensor([5, -7, 1 << 40, 3, -(1 << 63)]),
+        position=torch.tensor([0, 2**32 - 1, 3, 4, 2**32]),
+        **EVERYTHING,
+    )  # fmt: skip
+    result = check(problem)
+    assert result.ids[3:].eq(-1).all() and result.ids[:3].ge(0).all()
+    assert problem.hidden is not None and problem.weight is not None
+    assert result.ids[0].eq((problem.hidden[0] @ problem.weight.T).argmax()).all()
+    solo = dataclasses.replace(
+        problem, hidden=problem.hidden[2:3], temperature=2.0, seed=torch.tensor([1 << 40]), position=3
+    )
+    assert lm_head_sample.run(solo).ids.tolist() == result.ids[2:3].tolist()
+
+
+def test_a_number_and_a_tensor_draw_the_same(make_problem: MakeProblem) -> None:
+    numbers = make_problem(3, 200, 16, seed=2**64 - 5, position=2**32 - 1, temperature=0.75)
+    tensors = dataclasses.replace(
+        numbers,
+        seed=torch.tensor(-5),
+        position=torch.tensor(2**32 - 1),
+        temperature=torch.tensor([0.75]).expand(3),
+    )
+    assert torch.equal(lm_head_sample.run(numbers).ids, lm_head_sample.run(tensors).ids)
+
+
+def test_samples_differ_and_do_not_depend_on_their_number(make_problem: MakeProblem) -> None:
+    five = lm_head_sample.run(make_problem(1, 256, 16, num_samples=5, temperature=5.0)).ids
+    two = lm_head_sample.run(make_problem(1, 256, 16, num_samples=2, temperature=5.0)).ids
+    assert torch.equal(five[:, :2], two)
+    assert len(set(five[0].tolist())) >= 4
+
+
+TRANSFORMS: dict[str, Callable[[int, int], dict[str, object]]] = {
+    "head_bias": lambda B, V: {"head_bias": torch.randn(V, generator=GENERATOR).to(torch.bfloat16)},
+    "scale": lambda B, V: {"logit_scale": 0.0625},
+    "softcap": lambda B, V: {"softcap": 1.5},
+    "bias_row": lambda B, V: {"logit_bias": 3 * torch.randn(2 * V, generator=GENERATOR)[::2]},
+    "bias_matrix": lambda B, V: {"logit_bias": 3 * torch.randn(V, B, generator=GENERATOR).T.half()},
+    "sparse": lambda B, V: {"sparse_bias": sparse(B, V)},
+    "mask_row": lambda B, V: {"mask": torch.rand(V, generator=GENERATOR) > 0.9},
+    "mask_matrix": lambda B, V: {
+        "mask": torch.rand(B, V - 9, generator=GENERATOR) > 0.5,
+        "vocab_size": V - 9,
+    },
+    "bitmask": lambda B, V: {"bitmask": bits(B, V)},
+    "vocab_size": lambda B, V: {"vocab_size": 130},
+}
+
+
+def sparse(B: int, V: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Repeats, both ends of the vocabulary, the ends of a tile, many in one row, in no order."""
+    ids = torch.cat(
+        [torch.tensor([V - 1, 0, 127, 128, 5, 5]), torch.randint(0, V, (20,), generator=GENERATOR)]
+    )
+    rows = torch.randint(0, B, ids.shape, generator=GENERATOR)
+    return rows, ids, 4 * torch.randn(ids.shape, generator=GENERATOR)
+
+
+def bits(B: int, V: int) -> torch.Tensor:
+    words = torch.randint(-(1 << 31), 1 << 31, (B, -(-V // 32) + 3), generator=GENERATOR).to(torch.int32)
+    return words[:, : -(-V // 32)]  # a padded stride
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transform(make_problem: MakeProblem, noise: str, name: str) -> None:
+    GENERATOR.manual_seed(11)
+    check(make_problem(3, 300, 24, noise=noise, **EVERYTHING, **TRANSFORMS[name](3, 300)))
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+def test_all_transforms_at_once(make_problem: MakeProblem, noise: str) -> None:
+    GENERATOR.manual_seed(12)
+    fields: dict[str, object] = {}
+    for name in ("head_bias", "scale", "softcap", "bias_matrix", "sparse", "mask_row", "bitmask"):
+        fields |= TRANSFORMS[name](3, 300)
+    check(
+        make_problem(
+            3, 300, 24, noise=noise, **EVERYTHING, **(fields | {"logit_scale": 3.0, "vocab_size": 290})
+        )
+    )
+
+
+def test_the_mask_comes_after_the_softcap(make_problem: MakeProblem) -> None:
+    """All logits at -1000, cap 1: an early mask would leave a forbidden id as likely as the others."""
+    problem = make_problem(32, 140, 16, softcap=1.0, vocab_size=7)
+    assert problem.hidden is not None and problem.weight is not None
+    problem.hidden.fill_(0.0)[:, 0] = 1.0
+    problem.weight.fill_(0.0)[:, 0] = -1000.0
+    assert lm_head_sample.run(problem).ids.max() < 7
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+def test_poisoned_rows_disturb_no_other(make_problem: MakeProblem, noise: str) -> None:
+    problem = make_problem(
+        6, 300, 16, noise=noise, temperature=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 1.0]), **EVERYTHING
+    )
+    clean = lm_head_sample.run(problem).ids
+    assert problem.hidden is not None and problem.weight is not None
+    problem.hidden[1, 0] = torch.nan
+    problem.hidden[3, 5] = torch.inf
+    result = check(problem)
+    assert result.ids[[1, 3]].eq(-1).all() and torch.equal(result.ids[[0, 2, 4, 5]], clean[[0, 2, 4, 5]])
+
+
+def test_a_forbidden_nan_is_only_forbidden(make_problem: MakeProblem) -> None:
+    problem = make_problem(3, 300, 16, mask=torch.arange(300) != 17)
+    assert problem.weight is not None
+    problem.weight[17] = torch.nan
+    assert check(problem).ids.ge(0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_allowed(make_problem: MakeProblem, temperature: float) -> None:
+    mask = torch.ones(3, 300, dtype=torch.bool)
+    mask[1] = False
+    result = check(make_problem(3, 300, 16, mask=mask, temperature=temperature, **EVERYTHING))
+    assert result.ids[1] == -1 and result.lse is not None and result.lse[1] == -torch.inf
+
+
+@pytest.mark.parametrize(
+    "row, token, value, spoiled",
+    [(1, 300, 1.0, [1]), (1, -1, 1.0, [1]), (1, 5, torch.nan, [1]), (1, 5, torch.inf, [1]),
+     (3, 5, 1.0, [0, 1, 2]), (-1, 5, 1.0, [0, 1, 2])],
+)  # fmt: skip
+def test_bad_sparse_bias(
+    make_problem: MakeProblem, row: int, token: int, value: float, spoiled: list[int]
+) -> None:
+    triple = (torch.tensor([0, row]), torch.tensor([4, token]), torch.tensor([2.0, value]))
+    result = check(make_problem(3, 300, 16, sparse_bias=triple))
+    assert result.ids[:, 0].eq(-1).nonzero().flatten().tolist() == spoiled
+
+
+def test_greedy_takes_the_lowest_id_of_a_tie(make_problem: MakeProblem) -> None:
+    problem = make_problem(1, 400, 16, temperature=0.0)
+    assert problem.weight is not None
+    best = problem.weight[100].clone()
+    problem.weight[[130, 131, 260, 399]] = 5 * best  # within a tile, and in three tiles
+    problem.weight[100] = 0.0
+    assert check(dataclasses.replace(problem, hidden=best[None])).ids.tolist() == [[130]]
+
+
+def test_strides_and_misalignment(make_problem: MakeProblem) -> None:
+    problem = make_problem(3, 200, 33)
+    assert problem.hidden is not None and problem.weight is not None
+    storage = torch.zeros(3 * 80 + 1)
+    hidden = storage[1:].view(3, 80)[:, 1:67:2].copy_(problem.hidden)
+    weight = torch.zeros(33, 201)[:, 1:].copy_(problem.weight.T).T
+    assert (
+        check(dataclasses.replace(problem, hidden=hidden, weight=weight)).ids.tolist()
+        == check(problem).ids.tolist()
+    )
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+@pytest.mark.parametrize("first_id", [128, 200, 1])
+def test_a_shard_draws_by_global_id(make_problem: MakeProblem, noise: str, first_id: int) -> None:
+    GENERATOR.manual_seed(13)
+    fields = {
+        "logit_bias": torch.randn(3, 600, generator=GENERATOR),
+        "bitmask": bits(3, 600),
+        "sparse_bias": sparse(3, 600),
+    }
+    check(
+        make_problem(
+            3, 300, 16, noise=noise, first_id=first_id, vocab_size=first_id + 290, **EVERYTHING, **fields
+        )
+    )
+
+
+def test_store_logits_changes_nothing_else(make_problem: MakeProblem) -> None:
+    problem = make_problem(3, 300, 16, num_samples=2)
+    stored = lm_head_sample.run(dataclasses.replace(problem, store_logits=True))
+    assert torch.equal(stored.ids, lm_head_sample.run(problem).ids) and stored.logits is not None
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("B, V", [(3, 129), (40, 300)])
+def test_every_slot_is_written(
+    make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch, B: int, V: int
+) -> None:
+    seen: list[arguments.Launch] = []
+
+    def record(problem: Problem, launch: arguments.Launch) -> SampleResult:
+        seen.append(launch)
+        return reduce_candidates(problem, launch)
+
+    monkeypatch.setattr(lm_head_sample, "reduce_candidates", record)
+    result = lm_head_sample.run(make_problem(B, V, 16, num_samples=2, **EVERYTHING))
+    for buffer in (
+        *(getattr(seen[0], name) for name in ("scores", "winner_logits", "tile_max", "tile_sum", "logits")),
+        *result[1:4],
+    ):
+        assert isinstance(buffer, torch.Tensor) and not buffer.isnan().any()
+    for ids in (seen[0].ids, result.ids):
+        assert ids.min() >= 0 and ids.max() < V
