@@ -35,7 +35,7 @@ from fsample_cli.options import (
     resolve_device,
 )
 from fsample_cli.progress import progress_bar
-from fsample_cli.records import Record
+from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
 from fsample_cli.workloads import Workload
 
@@ -81,6 +81,10 @@ def verify(
     device: DeviceOption = Device.auto,
     dtype: DTypeOption = DType.auto,
     seed: SeedOption = 0,
+    self_test: Annotated[
+        bool,
+        typer.Option("--self-test", help="Test the tests: every planted fault must be seen."),
+    ] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Show every statistic in the table, not the worst of each test.")
     ] = False,
@@ -109,10 +113,23 @@ def verify(
         device=where, dtype=dtype, default=SMALL,
     )  # fmt: skip
 
-    from fsample_cli.exactness import battery, session, summary
+    from fsample_cli.exactness import battery, mutants, session, summary
     from fsample_cli.measure import environment, inputs
 
     tests = battery.choose(test)
+    settings: dict[str, Json] = {"level": level.value, "alpha": alpha, "device": where, "seed": seed}
+    if self_test:
+        with progress_bar(len(mutants.MUTANTS) + 1, quiet) as (stage, tick):
+            results = session.run_self_test(where, workload.dtype, seed, alpha, stage, tick)
+        unseen = summary.failures(results)
+        settings = {**settings, "mutants": len(mutants.MUTANTS), "unseen": len(unseen)}
+        del settings["level"]  # each mutant names its own
+        write_report(
+            Record("verify", command_line(), environment.collect(), None, tuple(results), settings), target
+        )
+        if unseen:
+            raise typer.Exit(1)
+        return
     request = session.Request(
         names, workload, batches, draws, temperature, alpha, level.value, tests, where, seed
     )
@@ -120,17 +137,13 @@ def verify(
         results, per_row = session.run(request, stage, tick)
     shown = results if details or target.format in ("json", "csv") else summary.condense(results)
     failed = summary.failures(results)
-    settings = {
-        "level": level.value,
+    settings |= {
         "tests": list(tests),
         "draws": per_row,
         "temperature": temperature,
-        "alpha": alpha,
         "p_values": sum(row.p_value is not None for row in results),
         "statistics": len(results),
         "failed": len(failed),
-        "device": where,
-        "seed": seed,
         "false_alarms": f"a right sampler fails this run with probability at most {alpha:g} (Holm)",
     }
     record = Record(

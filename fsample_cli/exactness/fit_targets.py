@@ -40,7 +40,8 @@ def all_targets(plan: Plan) -> list[Target]:
         found += [targets.flat(vocab), targets.skewed(vocab, plan.seed), targets.two_scale(vocab)]
         if vocab == plan.vocabs[0]:
             found += [targets.peaked(vocab), targets.masked(vocab, plan.seed)]
-    return found + [targets.real(logits, number) for number, logits in enumerate(plan.real_logits)]
+    found += [targets.real(logits, number) for number, logits in enumerate(plan.real_logits)]
+    return [target for target in found if not plan.only or target.name in plan.only]
 
 
 def judge_counts(case: Case, target: Target, drawn: Drawn) -> list[TestResult]:

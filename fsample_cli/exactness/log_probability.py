@@ -57,10 +57,18 @@ def _values(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
     y = 30.0 * torch.tanh(0.5 * float64_logits(hidden, weight) / 30.0) + bias.double()
     y = y.masked_fill(~allowed, -torch.inf) / temperature
     result = library(
-        hidden.to(plan.device), weight.to(plan.device), temperature=temperature, seed=plan.case_seed(case.name),
-        num_samples=4, logit_scale=0.5, softcap=30.0, logit_bias=bias.to(plan.device),
-        mask=allowed.to(plan.device), want_logprob=True, want_lse=True,
-    )  # fmt: skip
+        hidden.to(plan.device),
+        weight.to(plan.device),
+        temperature=temperature,
+        seed=plan.case_seed(case.name),
+        num_samples=4,
+        logit_scale=0.5,
+        softcap=30.0,
+        logit_bias=bias.to(plan.device),
+        mask=allowed.to(plan.device),
+        want_logprob=True,
+        want_lse=True,
+    )
     assert result.logprob is not None and result.lse is not None
     ids = result.ids.cpu()
     if bool(((ids < 0) | (ids >= vocab)).any()):

@@ -41,7 +41,7 @@ SIZES: dict[Level, Size] = {
         focus_draws=40_000,
         gaps=(10.0, 13.0, 17.0, 40.0),
         tail_expected=60.0,
-        tail_logits=8_000_000,
+        tail_logits=20_000_000,
         pair_draws=16_384,
         samples=2,
     ),
@@ -50,9 +50,9 @@ SIZES: dict[Level, Size] = {
         fit_draws=100_000,
         fit_logits=100_000_000,
         focus_draws=1_000_000,
-        gaps=(10.0, 13.0, 15.0, 17.0, 19.0, 23.0, 30.0, 40.0),
+        gaps=(10.0, 13.0, 15.0, 17.5, 20.0, 23.0, 30.0, 40.0),
         tail_expected=60.0,
-        tail_logits=500_000_000,
+        tail_logits=1_000_000_000,
         pair_draws=131_072,
         samples=8,
     ),
@@ -91,6 +91,7 @@ class Plan:
     samples: int  # calls of the small deterministic tests
     call_logits: int  # logits of one call: as many equal rows as fit
     max_rows: int = 65_536
+    only: tuple[str, ...] = ()  # names of targets to keep in the goodness tests; all when empty
     real_logits: tuple[NDArray[np.float64], ...] = field(default=())
 
     def rows(self, vocab: int, draws: int) -> int:

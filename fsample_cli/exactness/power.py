@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from scipy import optimize, special, stats
 
 from fsample_cli.exactness.result import Sensitivity
 
 
+@cache
 def smallest_noncentrality(dof: int, alpha: float, power: float) -> float:
     """Noncentrality at which a chi-squared test of level alpha with dof degrees of freedom rejects with
     this power.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import fsample_kernels
 from fsample_cli import samplers
-from fsample_cli.exactness import battery, fit_rows
+from fsample_cli.exactness import battery, fit_rows, self_test
 from fsample_cli.exactness.outcomes import Case
-from fsample_cli.exactness.plan import Level, make_plan
+from fsample_cli.exactness.plan import Level, for_online, make_plan
 from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import BadIds, Subject
 from fsample_cli.measure import inputs
@@ -102,6 +102,16 @@ def run(
             tick()
     judged = battery.judge(found, request.alpha)
     return [_record(result, loaded.get(result.sampler)) for result in judged], draws
+
+
+def run_self_test(
+    device: str, dtype: str, seed: int, alpha: float, stage: Callable[[str], None], tick: Callable[[], None]
+) -> list[VerifyResult]:
+    """The control and every mutant, in the records of a run; verdict "fail" marks a fault that went
+    unseen.
+    """
+    found = self_test.run(device, inputs.TORCH_DTYPES[dtype], seed, alpha, stage, tick)
+    return [_record(result, None) for result in found]
 
 
 def default_draws(request: Request) -> int:

@@ -1,0 +1,276 @@
+"""Planted faults: samplers that are wrong in one known way, to show that the battery would see it.
+
+The honest parts are float64 torch, so that nothing but the planted fault can be found. They expect the equal
+rows that the battery's known targets have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fsample_kernels
+from fsample_cli.exactness.plan import Level, Plan
+from fsample_cli.exactness.subject import Draw, Library, Subject
+from fsample_kernels.types import SampleResult
+
+TILE = 128
+Faulty = Callable[[Tensor, int, torch.Generator, int, int], Tensor]  # y [V], rows, generator, seed, position
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, the test that must see it, and the level at which it does.
+
+    `gaps`, `vocabs` and `only` keep the part of that level's test that sees it, for a self-test of seconds,
+    not minutes.
+    """
+
+    name: str
+    fault: str
+    test: str
+    level: Level
+    draw: Draw
+    library: Library | None = None
+    gaps: tuple[float, ...] = ()
+    vocabs: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def subject(self) -> Subject:
+        noise = None if self.library is None else "grouped"
+        return Subject(f"mutant:{self.name}", self.draw, None, self.library, noise)
+
+    def narrow(self, plan: Plan) -> Plan:
+        """The plan without what this fault does not need.
+
+        Raises ValueError for a part that the plan does not have.
+        """
+        if not set(self.gaps) <= set(plan.gaps) or not set(self.vocabs) <= set(plan.vocabs):
+            raise ValueError(f"mutant {self.name}: gaps and vocabs must be of level {plan.level}")
+        return replace(plan, gaps=self.gaps or plan.gaps, vocabs=self.vocabs or plan.vocabs, only=self.only)
+
+
+def _sampler(faulty: Faulty) -> Draw:
+    def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        y = (hidden[:1].double() @ weight.double().T)[0] / temperature  # [V]: all rows are equal
+        return faulty(y, hidden.shape[0], _generator(y.device, seed, position), seed, position)
+
+    return draw
+
+
+def _generator(device: torch.device, seed: int, position: int) -> torch.Generator:
+    mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
+    mixed = ((mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93) % 2**63
+    return torch.Generator(device).manual_seed(mixed)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def _inverse(weights: Tensor, u: Tensor) -> Tensor:
+    """ids of u by inverse CDF; weights [V] need no normalisation."""
+    cumulative = weights.cumsum(0)
+    return torch.searchsorted(cumulative, u * cumulative[-1], right=True).clamp(max=len(weights) - 1)
+
+
+def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return -torch.log(-torch.log1p(-_uniform(shape, generator)))
+
+
+def honest(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """Inverse CDF in float64: the control."""
+    return _inverse(torch.softmax(y, 0), _uniform((rows,), g))
+
+
+def _moved_half_percent(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    ids = honest(y, rows, g, seed, position)
+    moves = _uniform((rows,), g) < 0.01  # half of them hold odd ids
+    return torch.where(moves & (ids % 2 == 1) & torch.isfinite(y[ids - 1]), ids - 1, ids)
+
+
+def _one_percent_to_first(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    ids = honest(y, rows, g, seed, position)
+    return torch.where(_uniform((rows,), g) < 0.01, torch.isfinite(y).int().argmax(), ids)
+
+
+def _warm(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    return honest(y / 1.01, rows, g, seed, position)
+
+
+def _no_rare_third(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    p = torch.softmax(y, 0)
+    p[p.argsort()[: len(p) // 3]] = 0
+    return _inverse(p, _uniform((rows,), g))
+
+
+def _past_the_end(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    ids = honest(y, rows, g, seed, position)
+    return torch.where(_uniform((rows,), g) < 0.02, len(y), ids)
+
+
+def _noise_cut(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    u = torch.rand(rows, len(y), generator=g, device=y.device).clamp_(2.0**-24)  # 24 bits, at most 1 - 2^-24
+    return (y.float() - u.log_().neg_().log_()).argmax(1)
+
+
+def _u_is_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    words = torch.randint(2**32, (rows, len(y)), generator=g, device=y.device)
+    u = (words.float() + 0.5) * 2.0**-32  # fp32: the last 128 words round to 1
+    return (y.float() - u.log_().neg_().log_()).argmax(1)
+
+
+def _rows_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    return honest(y, 1, g, seed, position).expand(rows)
+
+
+def _ranks_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    half = -(-len(y) // 2)
+    gumbel = _gumbel((rows, half), g)
+    return (y + torch.cat([gumbel, gumbel], dim=1)[:, : len(y)]).argmax(1)
+
+
+def _seed_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    return honest(y, rows, _generator(y.device, 0, position), 0, position)
+
+
+def _position_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    return honest(y, rows, _generator(y.device, seed, 0), seed, 0)
+
+
+def _counters_meet(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """The counter is row + position: row r at step s + 1 repeats row r + 1 at step s."""
+    counters = _uniform((2**18,), _generator(y.device, seed, 0))
+    first = position % (2**18 - rows)
+    return _inverse(torch.softmax(y, 0), counters[first : first + rows])
+
+
+def _tile_edge(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    ids = honest(y, rows, g, seed, position)
+    return torch.where(ids % TILE == TILE - 1, (ids + 1) % len(y), ids)
+
+
+def _coarse_ties(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    u = (torch.randint(2**16, (rows, len(y)), generator=g, device=y.device) + 0.5) * 2.0**-16
+    score = y.float() - torch.log(-torch.log(u))
+    return (score == score.amax(1, keepdim=True)).int().argmax(1)  # argmax of 0/1: the lowest id of the best
+
+
+def _bf16_candidates(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """A tile's best score is its log-mass plus a Gumbel, its winner an independent draw; candidates meet
+    in bf16.
+    """
+    tiles = torch.nn.functional.pad(y, (0, -len(y) % TILE), value=-torch.inf).view(-1, TILE)
+    mass = torch.logsumexp(tiles, 1)
+    best = (mass + _gumbel((rows, len(mass)), g)).bfloat16()
+    tile = (best == best.amax(1, keepdim=True)).int().argmax(1)
+    ids = torch.empty(rows, dtype=torch.int64, device=y.device)
+    u = _uniform((rows,), g)
+    for number in range(len(mass)):
+        here = tile == number
+        ids[here] = number * TILE + _inverse(torch.exp(tiles[number] - mass[number]), u[here])
+    return ids
+
+
+def _merge_reuses(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """Two shards draw with the uniform that then also chooses between them."""
+    half = -(-len(y) // 2)
+    p = torch.softmax(y, 0)
+    u = _uniform((rows,), g)
+    first, second = _inverse(p[:half], u), half + _inverse(p[half:], u)
+    return torch.where(u < p[:half].sum(), first, second)
+
+
+def _honest_library(*args: Tensor, **options: Any) -> SampleResult:
+    return fsample_kernels.sample(*args, noise="grouped", implementation="reference", **options)
+
+
+def _samples_share(*args: Tensor, num_samples: int = 1, **options: Any) -> SampleResult:
+    result = _honest_library(*args, **options)
+    return result._replace(ids=result.ids.expand(-1, num_samples))
+
+
+def _mask_before_cap(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    mask: Tensor | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> SampleResult:
+    if softcap is None or mask is None or mask.dtype != torch.bool:
+        return _honest_library(hidden, weight, mask=mask, softcap=softcap, **options)
+    y = (hidden.float() @ weight.float().T).masked_fill(~mask, -torch.inf)
+    return fsample_kernels.sample_logits(softcap * torch.tanh(y / softcap), noise="grouped", **options)
+
+
+def _untempered_logprob(*args: Tensor, temperature: float = 1.0, **options: Any) -> SampleResult:
+    right = _honest_library(*args, temperature=temperature, **options)
+    return right._replace(logprob=_honest_library(*args, temperature=1.0, **options).logprob)
+
+
+def _noise_by_batch(hidden: Tensor, *args: Tensor, seed: int | Tensor = 0, **options: Any) -> SampleResult:
+    return _honest_library(hidden, *args, seed=seed + hidden.shape[0], **options)
+
+
+_CONTROL = _sampler(honest)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "bias-half-percent",
+        "0.5 % of the mass moves from odd to even ids",
+        "goodness",
+        "standard",
+        _sampler(_moved_half_percent),
+        only=("flat", "two-scale"),
+        vocabs=(512,),
+    ),
+    Mutant(
+        "bias-one-percent", "1 % of draws go to one id", "goodness", "quick", _sampler(_one_percent_to_first)
+    ),
+    Mutant("warm", "temperature off by 1 %", "goodness", "quick", _sampler(_warm)),
+    Mutant("no-rare-third", "the rarest third is never drawn", "goodness", "quick", _sampler(_no_rare_third)),
+    Mutant("past-the-end", "2 % of the ids are V", "range", "quick", _sampler(_past_the_end)),
+    Mutant("noise-cut", "24-bit noise ends at 16.6", "tails", "standard", _sampler(_noise_cut), gaps=(17.5,)),
+    Mutant(
+        "u-is-one", "a uniform may round to 1", "tails", "standard", _sampler(_u_is_one), gaps=(30.0, 40.0)
+    ),
+    Mutant("rows-share", "one noise for all rows", "independence", "quick", _sampler(_rows_share)),
+    Mutant("ranks-share", "one noise for both shards", "goodness", "quick", _sampler(_ranks_share)),
+    Mutant("samples-share", "one noise for all samples", "independence", "quick", _CONTROL, _samples_share),
+    Mutant("seed-frozen", "the seed is ignored", "independence", "quick", _sampler(_seed_frozen)),
+    Mutant("position-frozen", "every step is the same", "independence", "quick", _sampler(_position_frozen)),
+    Mutant("counters-meet", "row + position as counter", "independence", "quick", _sampler(_counters_meet)),
+    Mutant("mask-before-cap", "mask before soft-cap", "zero-mass", "quick", _CONTROL, _mask_before_cap),
+    Mutant("tile-edge", "last id of a tile one too high", "goodness", "quick", _sampler(_tile_edge)),
+    Mutant(
+        "coarse-ties",
+        "16-bit noise, the lowest id wins ties",
+        "goodness",
+        "standard",
+        _sampler(_coarse_ties),
+        only=("flat",),
+        vocabs=(32_000,),
+    ),
+    Mutant(
+        "bf16-candidates",
+        "tile winners meet in bf16",
+        "goodness",
+        "standard",
+        _sampler(_bf16_candidates),
+        only=("flat",),
+        vocabs=(512,),
+    ),
+    Mutant("merge-reuses", "shards merge with used noise", "goodness", "quick", _sampler(_merge_reuses)),
+    Mutant("raw-logprob", "logprob without temperature", "logprob", "quick", _CONTROL, _untempered_logprob),
+    Mutant("noise-by-batch", "noise differs by batch size", "invariance", "quick", _CONTROL, _noise_by_batch),
+)
+
+
+def control() -> Subject:
+    """The honest parts alone: what must pass where every mutant fails."""
+    return Subject("control", _CONTROL, None, _honest_library, "grouped")
