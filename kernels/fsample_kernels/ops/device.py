@@ -55,8 +55,8 @@ def philox(c0, c1, c2, c3, k0, k1):
         c2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
         c1 = p1.to(tl.uint32)
         c3 = p0.to(tl.uint32)
-        k0 = k0 + tl.full((), 0x9E3779B9, tl.uint32)
-        k1 = k1 + tl.full((), 0xBB67AE85, tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
     return c0, c1, c2, c3
 
 
@@ -131,6 +131,51 @@ def pick(sums, bit, HALF: tl.constexpr):  # 2 HALF tensors -> HALF, those whose 
 
 
 @triton.jit
+def draw_member(
+    x,  # 32 tensors of one shape: member j of every group, fp32 logits, -inf where forbidden
+    c,  # log2(e) / temperature, broadcast to that shape
+    r0, r1, r2, r3,  # uint32: the group's words
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """One draw in every group and the group's score: elementwise, so that any layout of the groups will do.
+
+    Returns score, j, and the group's mass total * 2^m and the drawn member's share e * 2^m. The score is +inf where a
+    logit is NaN or +inf: the sum of its group is then NaN.
+    """
+    m = x[0]
+    for j in tl.static_range(1, 32):
+        m = tl.maximum(m, x[j])
+    m = m * c  # c > 0, so maximum and product commute
+    m = tl.where(m == float("-inf"), 0.0, m)
+    s0 = (exp2(x[0] * c - m, FAST),)
+    for j in tl.static_range(1, 32):
+        s0 = s0 + (exp2(x[j] * c - m, FAST),)
+    s1 = halve(s0, 16)
+    s2 = halve(s1, 8)
+    s3 = halve(s2, 4)
+    s4 = halve(s3, 2)
+    total = s4[0] + s4[1]  # [B, G]
+
+
+    score = m + log2(total, FAST) - log2_exponential(uniform64(r2, r3), FAST)
+
+    hi, lo = split_uniform(r0, r1, total)
+    hi, lo, b0 = descend(hi, lo, s4[0], s4[1])
+    s3 = pick(s3, b0, 2)
+    hi, lo, b1 = descend(hi, lo, s3[0], s3[1])
+    s2 = pick(pick(s2, b0, 4), b1, 2)
+    hi, lo, b2 = descend(hi, lo, s2[0], s2[1])
+    s1 = pick(pick(pick(s1, b0, 8), b1, 4), b2, 2)
+    hi, lo, b3 = descend(hi, lo, s1[0], s1[1])
+    s0 = pick(pick(pick(pick(s0, b0, 16), b1, 8), b2, 4), b3, 2)
+    hi, lo, b4 = descend(hi, lo, s0[0], s0[1])
+    e = tl.where(b4, s0[1], s0[0])
+    score = tl.where(score == score, score, float("inf"))
+    member = b0.to(tl.int32) + b1.to(tl.int32) * 2 + b2.to(tl.int32) * 4 + b3.to(tl.int32) * 8 + b4.to(tl.int32) * 16
+    return score, member, m, total, e
+
+
+@triton.jit
 def grouped_draw(
     y,  # [BLOCK_B, BLOCK_V] fp32, -inf where forbidden
     c,  # [BLOCK_B] fp32, log2(e) / temperature
@@ -150,43 +195,14 @@ def grouped_draw(
     x = tl.reshape(y, (BLOCK_B, BLOCK_V // 128, 2, 2, 2, 2, 4, 2))
     x = tl.permute(x, (0, 1, 6, 7, 5, 4, 3, 2))  # [B, block, q, b0, b1, b2, b3, b4]
     x = leaves(tl.reshape(x, (BLOCK_B, GROUPS, 2, 2, 2, 2, 2)))
-    m = x[0]
-    for j in tl.static_range(1, 32):
-        m = tl.maximum(m, x[j])
-    c = c[:, None]
-    m = m * c  # c > 0, so maximum and product commute
-    m = tl.where(m == float("-inf"), 0.0, m)
-    s0 = (exp2(x[0] * c - m, FAST),)
-    for j in tl.static_range(1, 32):
-        s0 = s0 + (exp2(x[j] * c - m, FAST),)
-    s1 = halve(s0, 16)
-    s2 = halve(s1, 8)
-    s3 = halve(s2, 4)
-    s4 = halve(s3, 2)
-    total = s4[0] + s4[1]  # [B, G]
-
     group = first_group + tl.arange(0, GROUPS)
     r0, r1, r2, r3 = philox(
         tl.broadcast_to(group.to(tl.uint32)[None, :], (BLOCK_B, GROUPS)),
         position[:, None], sample, row[:, None] | GROUP_DOMAIN, k0[:, None], k1[:, None],
     )  # fmt: skip
-    score = m + log2(total, FAST) - log2_exponential(uniform64(r2, r3), FAST)
-
-    hi, lo = split_uniform(r0, r1, total)
-    hi, lo, b0 = descend(hi, lo, s4[0], s4[1])
-    s3 = pick(s3, b0, 2)
-    hi, lo, b1 = descend(hi, lo, s3[0], s3[1])
-    s2 = pick(pick(s2, b0, 4), b1, 2)
-    hi, lo, b2 = descend(hi, lo, s2[0], s2[1])
-    s1 = pick(pick(pick(s1, b0, 8), b1, 4), b2, 2)
-    hi, lo, b3 = descend(hi, lo, s1[0], s1[1])
-    s0 = pick(pick(pick(pick(s0, b0, 16), b1, 8), b2, 4), b3, 2)
-    hi, lo, b4 = descend(hi, lo, s0[0], s0[1])
-
+    score, member, _, _, _ = draw_member(x, c[:, None], r0, r1, r2, r3, FAST)
     local = tl.arange(0, GROUPS)[None, :]
-    column = (local >> 2) * 128 + (local & 3) * 2 + b0.to(tl.int32) + b1.to(tl.int32) * 8
-    column += b2.to(tl.int32) * 16 + b3.to(tl.int32) * 32 + b4.to(tl.int32) * 64
-    score = tl.where(score == score, score, float("inf"))
+    column = (local >> 2) * 128 + (local & 3) * 2 + (member >> 1) * 8 + (member & 1)
     return argmax(score, column)
 
 

@@ -1,0 +1,168 @@
+"""Launcher of the Hopper kernel: what it can run, the state it reuses, its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fsample_kernels.ops import arguments, hopper_configs
+from fsample_kernels.ops.hopper_kernel import hopper_kernel
+from fsample_kernels.ops.reduce_candidates import reduce_candidates
+from fsample_kernels.types import Problem, SampleResult
+
+LOG2_E = 1.4426950408889634
+EMPTY_KEY = -(1 << 63)
+# Without an entry cap ptxas ignores the register split of the warp-specialised parts; m64n256 needs 154 at least.
+MAX_REGISTERS = 168
+CONSUMER_REGISTERS = 240
+PRODUCER_REGISTERS = 24
+DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """State that every launch leaves as it found it. One per stream: two launches at a time must not share it."""
+
+    keys: Tensor  # [rows] int64, EMPTY_KEY
+    counters: Tensor  # [row blocks] int32, 0
+
+    @staticmethod
+    def empty(num_rows: int, device: torch.device) -> Workspace:
+        keys = torch.full((num_rows,), EMPTY_KEY, dtype=torch.int64, device=device)
+        return Workspace(keys, torch.zeros(num_rows, dtype=torch.int32, device=device))
+
+
+_workspaces: dict[tuple[int, int], Workspace] = {}
+
+
+def workspace(num_rows: int, device: torch.device) -> Workspace:
+    """The workspace of the current stream. A captured graph gets its own, from its memory pool, initialised inside it."""
+    if torch.cuda.is_current_stream_capturing():
+        return Workspace.empty(num_rows, device)
+    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    held = _workspaces.get(key)
+    if held is None or held.keys.shape[0] < num_rows:
+        held = _workspaces[key] = Workspace.empty(max(1024, triton.next_power_of_2(num_rows)), device)
+    return held
+
+
+def tma_fits(x: Tensor) -> bool:
+    """Rows of 16-byte multiples at 16-byte addresses."""
+    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def why_not(problem: Problem) -> str | None:
+    """The reason why this kernel cannot run the problem, or None."""
+    hidden, weight = problem.hidden, problem.weight
+    assert hidden is not None and weight is not None
+    if hidden.device.type != "cuda" or arguments.architecture(hidden.device) != "sm_90":
+        return "it needs a GPU of compute capability 9.0 (H100, H200)"
+    if hidden.dtype not in DTYPES:
+        return f"it takes bf16 and fp16, not {hidden.dtype}"
+    if problem.noise != "grouped":
+        return f"it draws with noise='grouped', not {problem.noise!r}"
+    if weight.shape[1] % 8 or not tma_fits(weight):
+        return "weight rows must be contiguous, of a multiple of 16 bytes, at 16-byte addresses"
+    if problem.first_id % 128:
+        return f"a shard must start at a multiple of 128, not at {problem.first_id}"
+    row_blocks = triton.cdiv(problem.num_rows, 128)
+    if row_blocks > sm_count(hidden.device):
+        return f"at most {128 * sm_count(hidden.device)} rows a call, got {problem.num_rows}"
+    return None
+
+
+def sm_count(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    block = [rows, columns]
+    return TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[x.dtype]))
+
+
+def run(problem: Problem) -> SampleResult:
+    """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
+
+    A hidden that TMA cannot read (strided, or at an odd address) is copied first: B * D values. Allocates the ids;
+    with several samples a row, logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA or tile.
+    """
+    hidden, weight = problem.hidden, problem.weight
+    assert hidden is not None and weight is not None
+    device = hidden.device
+    B, V, K = problem.num_rows, problem.num_columns, problem.num_samples
+    config = hopper_configs.pick(B, weight.shape[1], K)
+    if not tma_fits(hidden):
+        hidden = hidden.clone(memory_format=torch.contiguous_format)
+    limit = max(0, min(V, problem.vocab_size - problem.first_id))
+    units = triton.cdiv(V if problem.store_logits else limit, 128)
+    row_blocks = triton.cdiv(B, config.bh)
+    ctas = max(1, min(sm_count(device) // row_blocks, units))
+    wants_mass = problem.want_logprob or problem.want_lse
+    in_one_launch = K == 1 and not wants_mass
+    slots = 0 if in_one_launch else (ctas if K == 1 else units)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    with arguments.on_device(device):
+        sparse_rows, sparse_ids, sparse_values, starts, spoiled = arguments.sort_sparse(
+            problem, 128, units, 0, device
+        )  # fmt: skip
+        logits = empty(B, V) if problem.store_logits else None
+        launch = None
+        ids = state = None
+        if in_one_launch:
+            ids = empty(B, 1, dtype=torch.int64)
+            state = workspace(B, device)
+        else:
+            launch = arguments.Launch(
+                slots, {}, empty(K, B, slots), empty(K, B, slots, dtype=torch.int32),
+                empty(K, B, slots) if wants_mass else None, empty(B, slots) if wants_mass else None,
+                empty(B, slots) if wants_mass else None, logits, spoiled,
+            )  # fmt: skip
+        temperature, seed, position = problem.temperature, problem.seed, problem.position
+        temperature_tensor = temperature if isinstance(temperature, Tensor) else None
+        seed_tensor = seed if isinstance(seed, Tensor) else None
+        position_tensor = position if isinstance(position, Tensor) else None
+        mask = problem.mask.view(torch.uint8) if problem.mask is not None else None
+        bits = problem.bitmask
+        hopper_kernel[(ctas * row_blocks,)](
+            describe(weight, 128, config.bd), describe(hidden, config.box, config.bd),
+            state.keys if state else None, state.counters if state else None, ids,
+            B, V, K, weight.shape[1], units, slots, problem.first_id, limit,
+            temperature_tensor, arguments.stride_of(temperature_tensor), host_scale(temperature),
+            seed_tensor, arguments.stride_of(seed_tensor),
+            0 if isinstance(seed, Tensor) else arguments.signed32(seed & 0xFFFFFFFF),
+            0 if isinstance(seed, Tensor) else arguments.signed32(seed >> 32),
+            position_tensor, arguments.stride_of(position_tensor),
+            0 if isinstance(position, Tensor) else arguments.signed32(position),
+            0 if seed_tensor is not None and seed_tensor.dim() else 1, spoiled,
+            problem.head_bias, arguments.stride_of(problem.head_bias), problem.logit_scale, problem.softcap or 1.0,
+            problem.logit_bias, *arguments.row_strides(problem.logit_bias), mask, *arguments.row_strides(mask),
+            bits, *arguments.row_strides(bits), bits.shape[-1] if bits is not None else 0,
+            sparse_rows, sparse_ids, sparse_values, starts,
+            launch.scores if launch else None, launch.ids if launch else None,
+            launch.winner_logits if launch else None, launch.tile_max if launch else None,
+            launch.tile_sum if launch else None, logits,
+            HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
+            WANT_MASS=wants_mass, FAST=problem.math == "fast",
+            BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
+            WARPGROUPS=config.warpgroups, CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
+            num_warps=4, maxnreg=MAX_REGISTERS,
+        )  # fmt: skip
+        if launch is not None:
+            return reduce_candidates(problem, launch)._replace(implementation="hopper")
+        assert ids is not None
+        return SampleResult(ids, None, None, logits, "hopper")
+
+
+def host_scale(temperature: float | Tensor) -> float:
+    """c = log2(e) / temperature, 0 for greedy; a tensor of temperatures is divided on the device."""
+    if isinstance(temperature, Tensor) or temperature == 0.0:
+        return 0.0
+    return LOG2_E / temperature

@@ -1,0 +1,182 @@
+"""The epilogue of the Hopper kernel: transforms and draws on the accumulator as wgmma leaves it in registers.
+
+With batch rows on M and vocabulary ids on N, lane l of a warp holds the columns 8 j + 2 (l % 4) + {0, 1} of its rows:
+32 ids of every aligned block of 128, which are one group of `noise.py`. A draw therefore touches one thread's registers;
+every reshape here renames registers and moves nothing. The arithmetic of the draw is `device.py`'s, used as it is.
+"""
+
+# No `from __future__ import annotations`: Gluon reads the constexpr annotations.
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fsample_kernels.ops.device import GROUP_DOMAIN, draw_member, exp2, log2, philox
+from fsample_kernels.ops.epilogue import tanh
+
+LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference of two is no NaN
+
+
+@gluon.jit
+def blocks(acc, M: gl.constexpr, N: gl.constexpr):
+    """[M, N] accumulator -> N / 128 tensors [M, 128], in order."""
+    out = (acc,)
+    for level in gl.static_range(N // 256):
+        halves = ()
+        for j in gl.static_range(len(out)):
+            y = out[j]
+            a, b = y.reshape(M, 2, y.shape[1] // 2).permute(0, 2, 1).split()
+            halves += (a, b)
+        out = halves
+    return out
+
+
+@gluon.jit
+def by_group(x, M: gl.constexpr):
+    """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the block's four groups."""
+    xs = (x.reshape(M, 16, 4, 2).permute(0, 2, 1, 3).reshape(M, 4, 32),)
+    for level in gl.static_range(5):
+        halves = ()
+        for j in gl.static_range(len(xs)):
+            y = xs[j]
+            a, b = y.reshape(M, 4, 2, y.shape[2] // 2).permute(0, 1, 3, 2).split()
+            halves += (a, b)
+        xs = halves
+    out = ()
+    for j in gl.static_range(32):
+        out += (xs[j].reshape(M, 4),)
+    return out
+
+
+@gluon.jit
+def ids_of(lane, j: gl.constexpr):
+    """Place in its block of 128 of member j, per lane [1, 4]."""
+    return lane * 2 + (8 * (j // 2) + j % 2)
+
+
+@gluon.jit
+def load_table(ptr, rows, live, stride_b, columns, inside, stride_v, fill):
+    """One entry a (row, id) of a [V] or [B, V] table; offsets in int64, since B * V can pass 2^31."""
+    offsets = rows.to(gl.int64) * stride_b + columns.to(gl.int64) * stride_v
+    return gl.load(ptr + offsets, mask=live & inside, other=fill)
+
+
+@gluon.jit
+def transform(xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr):
+    """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1)."""
+    (first_id, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap, bias_ptr, bias_stride_b, bias_stride_v,
+     mask_ptr, mask_stride_b, mask_stride_v, bits_ptr, bits_stride_b, bits_stride_w, num_words,
+     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
+    if bits_ptr is not None:
+        words = ()
+        for w in gl.static_range(4):
+            at = (first_id + column0) // 32 + w
+            word = load_table(bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w, 0)
+            words += (word >> (lane * 2),)
+    out = ()
+    for j in gl.static_range(32):
+        y = xs[j]
+        column = column0 + ids_of(lane, j)
+        inside = column < limit
+        if head_bias_ptr is not None:
+            y += gl.load(head_bias_ptr + column.to(gl.int64) * head_bias_stride, mask=inside, other=0.0).to(gl.float32)
+        if HAS_SCALE:
+            y *= logit_scale
+        if HAS_SOFTCAP:
+            y = softcap * tanh(y / softcap)
+        if bias_ptr is not None:
+            y += load_table(
+                bias_ptr, rows, live, bias_stride_b, first_id + column, inside, bias_stride_v, 0.0
+            ).to(gl.float32)  # fmt: skip
+        out += (y,)
+    if sparse_rows_ptr is not None:
+        # sorted by id: a block of 128 visits its own triples only
+        i = gl.load(sparse_starts_ptr + block)
+        end = gl.load(sparse_starts_ptr + block + 1)
+        while i < end:
+            local = (gl.load(sparse_ids_ptr + i) - (first_id + column0)).to(gl.int32)
+            value = gl.load(sparse_values_ptr + i)
+            hit = (rows == gl.load(sparse_rows_ptr + i).to(gl.int32)) & (lane == (local % 8) // 2)
+            member = (local // 8) * 2 + local % 2
+            biased = ()
+            for j in gl.static_range(32):
+                biased += (gl.where(hit & (member == j), out[j] + value, out[j]),)
+            out = biased
+            i += 1
+    if mask_ptr is not None:
+        masked = ()
+        for j in gl.static_range(32):
+            column = column0 + ids_of(lane, j)
+            allowed = load_table(mask_ptr, rows, live, mask_stride_b, first_id + column, column < limit, mask_stride_v, 0)
+            masked += (gl.where(allowed != 0, out[j], float("-inf")),)
+        out = masked
+    if bits_ptr is not None:
+        masked = ()
+        for j in gl.static_range(32):
+            allowed = (words[j // 8] >> (8 * ((j // 2) % 4) + j % 2)) & 1
+            masked += (gl.where(allowed != 0, out[j], float("-inf")),)
+        out = masked
+    if column0 + 128 > limit:
+        masked = ()
+        for j in gl.static_range(32):
+            masked += (gl.where(column0 + ids_of(lane, j) < limit, out[j], float("-inf")),)
+        out = masked
+    return out
+
+
+@gluon.jit
+def store_pair(logits_ptr, even, odd, first_row, num_rows, column0, num_columns, M: gl.constexpr):
+    """Ids column0 + 2 lane and the next, [M, 4] each, in one store of 8 bytes."""
+    pair = gl.join(even, odd)  # [M, 4, 2]
+    lay: gl.constexpr = pair.type.layout
+    row = gl.arange(0, M, layout=gl.SliceLayout(1, gl.SliceLayout(2, lay))) + first_row
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(0, lay)))
+    last = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(0, lay)))
+    row = gl.expand_dims(gl.expand_dims(row, 1), 2)
+    column = gl.expand_dims(gl.expand_dims(lane, 1), 0) * 2 + gl.expand_dims(gl.expand_dims(last, 0), 0) + column0
+    ok = (row < num_rows) & (column < num_columns)
+    gl.store(logits_ptr + row.to(gl.int64) * num_columns + column, pair, mask=ok)
+
+
+@gluon.jit
+def store_logits(logits_ptr, xs, first_row, num_rows, column0, num_columns, M: gl.constexpr):
+    """y [B, V] fp32."""
+    for i in gl.static_range(16):
+        store_pair(logits_ptr, xs[2 * i], xs[2 * i + 1], first_row, num_rows, column0 + 8 * i, num_columns, M)
+
+
+@gluon.jit
+def draw_block(xs, c, greedy, any_greedy, words, sample, group, M: gl.constexpr, FAST: gl.constexpr):
+    """One draw in each of the four groups of a block, and their scores, all [M, 4].
+
+    Returns score (base 2), member j, log2-mass as (m, total), and the share e of the drawn member.
+    """
+    position, row_word, key0, key1 = words
+    unit = group.to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
+    r0, r1, r2, r3 = philox(unit, position, sample, row_word, key0, key1)
+    score, member, m, total, e = draw_member(xs, c, r0, r1, r2, r3, FAST)
+    if any_greedy:
+        top = xs[0]
+        for j in gl.static_range(1, 32):
+            top = gl.maximum(top, xs[j])
+        first = gl.zeros_like(member)
+        for j in gl.static_range(31, -1, -1):
+            first = gl.where(xs[j] == top, j, first)
+        # c is 1 in a greedy row, or NaN where the row's parameters are bad; a NaN logit shows in the total
+        alone = gl.where(total == total, top * c, float("inf"))
+        score = gl.where(greedy, gl.where(alone == alone, alone, float("inf")), score)
+        member = gl.where(greedy, first, member)
+        e = gl.where(greedy, 1.0, e)
+    return score, member, m, total, e
+
+
+@gluon.jit
+def add_mass(mass_m, mass_s, m, total, FAST: gl.constexpr):
+    """Log-mass (m, s), s 2^m, of two disjoint sets together."""
+    m = gl.where(total > 0.0, m, LOW)
+    top = gl.maximum(mass_m, m)
+    return top, mass_s * exp2(mass_m - top, FAST) + total * exp2(m - top, FAST)
+
+
+@gluon.jit
+def better(score_a, id_a, y_a, score_b, id_b, y_b):
+    a_wins = (score_a > score_b) | ((score_a == score_b) & (id_a < id_b))
+    return gl.where(a_wins, score_a, score_b), gl.where(a_wins, id_a, id_b), gl.where(a_wins, y_a, y_b)

@@ -1,0 +1,246 @@
+"""The Hopper kernel on a GPU of compute capability 9.0, against the float64 oracle fed the same noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fsample_kernels import sample, validation
+from fsample_kernels.testing import assert_ids_in_range, assert_same_ids, assert_same_rows
+from fsample_kernels.types import Problem, SampleResult
+
+pytestmark = pytest.mark.gpu
+
+# One row and one odd batch a class of tile; V = 1000 and 129 end inside a block, 50257 leaves 47 lanes, 4097 opens a
+# unit for one id; D = 264 and 2880 end inside a stage, 640 is five of them; 300 and 1024 rows are several row blocks.
+SHAPES = [
+    (1, 1000, 64), (3, 129, 264), (17, 5000, 640), (33, 50257, 128), (64, 151936, 512), (65, 4097, 2880), (128, 32000, 1024),
+    (200, 128256, 256), (256, 151936, 256), (300, 3000, 512), (1024, 8192, 128), (1, 1, 16), (5, 127, 24),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+def inputs(B: int, V: int, D: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(B * 1009 + V)
+    hidden = torch.randn(B, D, device="cuda", dtype=dtype, generator=generator) * (3.0 / D**0.5)
+    return hidden, torch.randn(V, D, device="cuda", dtype=dtype, generator=generator)
+
+
+def run(problem: Problem) -> SampleResult:
+    from fsample_kernels.ops import hopper_sample
+
+    assert hopper_sample.why_not(problem) is None
+    return hopper_sample.run(problem)
+
+
+def check(hidden: torch.Tensor, weight: torch.Tensor, **arguments: object) -> SampleResult:
+    problem = validation.head_problem(hidden, weight, **{"seed": 7, "position": 3, **arguments})  # type: ignore[arg-type]
+    result = run(problem)
+    print(assert_same_ids(problem, result.ids))
+    assert_same_rows(problem, result)
+    return result
+
+
+@pytest.mark.parametrize(("B", "V", "D"), SHAPES)
+def test_ids_are_the_oracles(B: int, V: int, D: int) -> None:
+    hidden, weight = inputs(B, V, D)
+    for seed in (1, (1 << 63) + 5):
+        check(hidden, weight, seed=seed, position=seed % 1000)
+
+
+FEATURES = ["temperature", "rows", "head_bias", "bias_v", "bias_bv", "sparse", "mask_v", "mask_bv", "bits", "vocab_size",
+            "samples", "mass", "mass_samples", "store", "exact", "fp16", "everything"]  # fmt: skip
+
+
+@pytest.mark.parametrize("B", [5, 64, 130])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features(feature: str, B: int) -> None:
+    V, D = 5003, 320
+    hidden, weight = inputs(B, V, D, torch.float16 if feature == "fp16" else torch.bfloat16)
+    g = torch.Generator("cuda").manual_seed(B)
+    rows = torch.arange(B, device="cuda")
+    temperature = torch.where(rows % 3 == 0, 0.0, 0.5 + 0.1 * (rows % 7))
+    allowed = torch.rand(B, V, device="cuda", generator=g) < 0.1
+    allowed[:, 17] = True
+    bits = torch.zeros(B, (V + 31) // 32 * 32, dtype=torch.int64, device="cuda")
+    bits[:, :V] = allowed.long()
+    shifts = torch.arange(32, device="cuda")
+    words = (bits.view(B, -1, 32) << shifts).sum(2)
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    sparse = (rows.repeat(3), torch.cat([rows * 31 % V, rows * 0 + 4999, rows * 7 % V]), torch.randn(3 * B, device="cuda", generator=g) * 8)
+    dense = torch.randn(B, V, device="cuda", generator=g) * 3
+    arguments: dict[str, dict[str, object]] = {
+        "temperature": {"temperature": 0.7},
+        "rows": {"temperature": temperature, "seed": rows * 1_000_003 - 5, "position": rows + 11},
+        "head_bias": {"head_bias": torch.randn(V, device="cuda", dtype=torch.bfloat16), "logit_scale": 0.7, "softcap": 5.0},
+        "bias_v": {"logit_bias": dense[0]},
+        "bias_bv": {"logit_bias": dense},
+        "sparse": {"logit_bias": sparse},
+        "mask_v": {"mask": allowed[0]},
+        "mask_bv": {"mask": allowed},
+        "bits": {"mask": words},
+        "vocab_size": {"vocab_size": 4111},
+        "samples": {"num_samples": 3},
+        "mass": {"want_logprob": True, "want_lse": True, "temperature": temperature},
+        "mass_samples": {"want_logprob": True, "want_lse": True, "num_samples": 2},
+        "store": {"store_logits": True, "vocab_size": 5000},
+        "exact": {"math": "exact"},
+        "fp16": {},
+        "everything": {
+            "temperature": temperature, "seed": rows * 3 + 1, "position": rows, "head_bias": torch.randn(V, device="cuda"),
+            "logit_scale": 1.5, "softcap": 9.0, "logit_bias": sparse, "mask": words, "vocab_size": 4999, "num_samples": 2,
+            "want_logprob": True, "want_lse": True, "store_logits": True,
+        },
+    }  # fmt: skip
+    if feature == "everything":
+        keep = sparse[1] < 4999
+        arguments[feature]["logit_bias"] = tuple(part[keep] for part in sparse)
+    check(hidden, weight, **arguments[feature])
+
+
+def test_store_logits_changes_no_id() -> None:
+    hidden, weight = inputs(64, 32000, 512)
+    plain = sample(hidden, weight, seed=3, implementation="hopper")
+    stored = sample(hidden, weight, seed=3, implementation="hopper", store_logits=True)
+    assert torch.equal(plain.ids, stored.ids)
+    assert stored.logits is not None and stored.logits.isfinite().all()
+
+
+def test_bad_rows_disturb_no_other() -> None:
+    hidden, weight = inputs(70, 5000, 256)
+    want = sample(hidden, weight, seed=1, implementation="hopper").ids
+    hidden[2, 5] = float("nan")
+    temperature = torch.ones(70, device="cuda")
+    temperature[7], temperature[8], temperature[9] = float("nan"), float("inf"), -1.0
+    position = torch.zeros(70, dtype=torch.int64, device="cuda")
+    position[11], position[12] = 1 << 32, -1
+    mask = torch.ones(70, 5000, dtype=torch.bool, device="cuda")
+    mask[20] = False
+    got = sample(hidden, weight, seed=1, temperature=temperature, position=position, mask=mask, implementation="hopper").ids
+    bad = torch.zeros(70, dtype=torch.bool, device="cuda")
+    bad[[2, 7, 8, 9, 11, 12, 20]] = True
+    assert_ids_in_range(got, 5000, bad)
+    assert torch.equal(got[~bad], want[~bad])
+    greedy = sample(hidden, weight, temperature=0.0, seed=1, implementation="hopper").ids
+    assert greedy[2, 0] == -1 and (greedy[3:] >= 0).all()
+
+
+def test_rows_do_not_depend_on_batch_or_order() -> None:
+    """Another batch class sums in another order; the margin of scores is then that of the oracle's check."""
+    hidden, weight = inputs(200, 50304, 256)
+    seed = torch.arange(200, device="cuda") * 17
+    whole = sample(hidden, weight, seed=seed, implementation="hopper").ids
+    order = torch.randperm(200, device="cuda")
+    shuffled = sample(hidden[order], weight, seed=seed[order], implementation="hopper").ids
+    assert torch.equal(shuffled, whole[order])
+    for rows in (1, 3, 16, 17, 64):
+        part = sample(hidden[:rows], weight, seed=seed[:rows], implementation="hopper").ids
+        assert torch.equal(part, whole[:rows]), rows
+
+
+def test_shards_at_multiples_of_128_give_the_same_tokens() -> None:
+    hidden, weight = inputs(40, 8192, 256)
+    arguments = {"seed": 5, "want_lse": True, "want_logprob": True}
+    whole = run(validation.head_problem(hidden, weight, **arguments))  # type: ignore[arg-type]
+    parts = []
+    for first in (0, 2048, 5120):
+        last = {0: 2048, 2048: 5120, 5120: 8192}[first]
+        problem = validation.head_problem(hidden, weight[first:last], **arguments)  # type: ignore[arg-type]
+        import dataclasses
+
+        parts.append(run(dataclasses.replace(problem, first_id=first, vocab_size=8192)).ids)
+    assert ((torch.stack(parts) == whole.ids).any(0)).all()
+
+
+def test_graph_replay_advances() -> None:
+    hidden, weight = inputs(8, 32000, 256)
+    seed = torch.full((), 9, dtype=torch.int64, device="cuda")
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    sample(hidden, weight, seed=seed, position=position)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = sample(hidden, weight, seed=seed, position=position, implementation="hopper").ids
+    for step in range(20):
+        position.fill_(step)
+        graph.replay()
+        torch.cuda.synchronize()
+        eager = sample(hidden.repeat(8, 1)[:8], weight, seed=9, position=step).ids
+        assert torch.equal(ids, eager)
+    big, _ = inputs(256, 8, 256)
+    sample(big, weight, seed=1)  # a larger workspace must not take the graph's away
+    position.fill_(3)
+    graph.replay()
+    assert torch.equal(ids, sample(hidden, weight, seed=9, position=3).ids)
+
+
+def test_unseeded_graph_draws_anew() -> None:
+    hidden, weight = torch.zeros(8, 64, device="cuda", dtype=torch.bfloat16), inputs(1, 32000, 64)[1]
+    sample(hidden, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = sample(hidden, weight, implementation="hopper").ids
+    seen = set()
+    for _ in range(100):
+        graph.replay()
+        seen.add(tuple(ids[:, 0].tolist()))
+    assert len(seen) == 100
+
+
+def test_two_streams_at_once() -> None:
+    hidden, weight = inputs(16, 32000, 1024)
+    want = [sample(hidden, weight, seed=s).ids for s in range(40)]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    got = []
+    for s in range(40):
+        with torch.cuda.stream(streams[s % 2]):
+            got.append(sample(hidden, weight, seed=s, implementation="hopper").ids)
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_strided_hidden_and_padded_weight_rows() -> None:
+    hidden, weight = inputs(6, 3000, 512)
+    wide = torch.zeros(6, 1025, device="cuda", dtype=torch.bfloat16)
+    wide[:, 1:513] = hidden  # odd address, odd stride: copied
+    padded = torch.zeros(3000, 520, device="cuda", dtype=torch.bfloat16)
+    padded[:, :512] = weight
+    want = sample(hidden, weight, seed=2, implementation="hopper").ids
+    assert torch.equal(sample(wide[:, 1:513], padded[:, :512], seed=2, implementation="hopper").ids, want)
+
+
+def test_compiles_once_a_batch_class() -> None:
+    from fsample_kernels.ops.hopper_kernel import hopper_kernel
+
+    _, weight = inputs(1, 3000, 384)
+    device = torch.cuda.current_device()
+
+    def variants() -> int:
+        return len(hopper_kernel.device_caches[device][0])
+
+    for rows in (1, 64, 65, 256):
+        sample(torch.zeros(rows, 384, device="cuda", dtype=torch.bfloat16), weight, seed=1, implementation="hopper")
+    before = variants()
+    for rows in range(1, 257, 3):
+        for seed in (1, 2, 16, 17, 1 << 31, 1 << 40):
+            hidden = torch.zeros(rows, 384, device="cuda", dtype=torch.bfloat16)
+            sample(hidden, weight, seed=seed, position=seed % 100, implementation="hopper")
+    assert variants() == before
+
+
+def test_peak_memory() -> None:
+    hidden, weight = inputs(256, 151936, 1024)
+    sample(hidden, weight, seed=1)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for arguments in ({}, {"want_logprob": True, "want_lse": True}):
+        result = sample(hidden, weight, seed=1, implementation="hopper", **arguments)  # type: ignore[arg-type]
+        assert result.implementation == "hopper"
+        peak = torch.cuda.max_memory_allocated() - before
+        print(f"peak {peak / 1e6:.3f} MB {arguments}")
+        assert peak < 16e6
