@@ -1,4 +1,4 @@
-"""Tests that are marked `gpu` or `multi_gpu` are skipped where there is none; the rest must pass on a CPU alone."""
+"""Tests marked `gpu` or `multi_gpu` are skipped where there is none; the rest must pass on a CPU alone."""
 
 from __future__ import annotations
 
