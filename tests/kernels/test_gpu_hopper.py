@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+
 from fsample_kernels import sample, validation
 from fsample_kernels.testing import assert_ids_in_range, assert_same_ids, assert_same_rows
 from fsample_kernels.types import Problem, SampleResult
@@ -37,8 +40,19 @@ def run(problem: Problem) -> SampleResult:
     return hopper_sample.run(problem)
 
 
+DEFAULTS: dict[str, object] = {
+    "temperature": 1.0, "seed": 7, "position": 3, "num_samples": 1, "head_bias": None, "logit_scale": 1.0, "softcap": None,
+    "logit_bias": None, "mask": None, "vocab_size": None, "noise": "grouped", "math": "fast", "want_logprob": False,
+    "want_lse": False, "store_logits": False,
+}  # fmt: skip
+
+
+def problem_of(hidden: torch.Tensor, weight: torch.Tensor, **arguments: object) -> Problem:
+    return validation.head_problem(hidden, weight, **{**DEFAULTS, **arguments})  # type: ignore[arg-type]
+
+
 def check(hidden: torch.Tensor, weight: torch.Tensor, **arguments: object) -> SampleResult:
-    problem = validation.head_problem(hidden, weight, **{"seed": 7, "position": 3, **arguments})  # type: ignore[arg-type]
+    problem = problem_of(hidden, weight, **arguments)
     result = run(problem)
     print(assert_same_ids(problem, result.ids))
     assert_same_rows(problem, result)
@@ -145,13 +159,11 @@ def test_rows_do_not_depend_on_batch_or_order() -> None:
 def test_shards_at_multiples_of_128_give_the_same_tokens() -> None:
     hidden, weight = inputs(40, 8192, 256)
     arguments = {"seed": 5, "want_lse": True, "want_logprob": True}
-    whole = run(validation.head_problem(hidden, weight, **arguments))  # type: ignore[arg-type]
+    whole = run(problem_of(hidden, weight, **arguments))
     parts = []
     for first in (0, 2048, 5120):
         last = {0: 2048, 2048: 5120, 5120: 8192}[first]
-        problem = validation.head_problem(hidden, weight[first:last], **arguments)  # type: ignore[arg-type]
-        import dataclasses
-
+        problem = problem_of(hidden, weight[first:last], **arguments)
         parts.append(run(dataclasses.replace(problem, first_id=first, vocab_size=8192)).ids)
     assert ((torch.stack(parts) == whole.ids).any(0)).all()
 

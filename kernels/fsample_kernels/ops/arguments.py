@@ -18,10 +18,12 @@ from fsample_kernels.types import Problem
 INTERPRETED = triton.knobs.runtime.interpret
 
 # Numbers that change from call to call must not make new compiled variants, and neither must a slice of a
-# tensor of per-row parameters that starts at an odd address.
+# tensor of per-row parameters that starts at an odd address. Strides of [B, V] tables are here as well: known
+# to be 1, they invite wide loads that hold a second tile of registers, and the matmul then spills.
 UNSPECIALIZED = (
     "num_rows", "num_columns", "num_tiles", "num_samples", "shift", "first_id", "limit", "temperature_stride",
     "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered", "num_words",
+    "bias_stride_b", "bias_stride_v", "mask_stride_b", "mask_stride_v",
 )  # fmt: skip
 ANY_ALIGNMENT = (
     "temperature_ptr", "seed_ptr", "position_ptr", "head_bias_ptr", "bias_ptr", "mask_ptr", "bits_ptr",
@@ -77,6 +79,38 @@ def row_strides(tensor: Tensor | None) -> tuple[int, int]:
     return (0, tensor.stride(0)) if tensor.dim() == 1 else (tensor.stride(0), tensor.stride(1))
 
 
+def row_arguments(problem: Problem) -> dict[str, object]:
+    """What belongs to a row: temperature, seed and position, each a tensor with its stride or a number."""
+    temperature, seed, position = problem.temperature, problem.seed, problem.position
+    temperature_tensor = temperature if isinstance(temperature, Tensor) else None
+    seed_tensor = seed if isinstance(seed, Tensor) else None
+    position_tensor = position if isinstance(position, Tensor) else None
+    return {
+        "temperature_ptr": temperature_tensor, "temperature_stride": stride_of(temperature_tensor),
+        "temperature": 1.0 if isinstance(temperature, Tensor) else temperature,
+        "seed_ptr": seed_tensor, "seed_stride": stride_of(seed_tensor),
+        "seed_low": 0 if isinstance(seed, Tensor) else signed32(seed & 0xFFFFFFFF),
+        "seed_high": 0 if isinstance(seed, Tensor) else signed32(seed >> 32),
+        "position_ptr": position_tensor, "position_stride": stride_of(position_tensor),
+        "position": 0 if isinstance(position, Tensor) else signed32(position),
+        "numbered": 0 if seed_tensor is not None and seed_tensor.dim() else 1,
+    }  # fmt: skip
+
+
+def table_arguments(problem: Problem) -> dict[str, object]:
+    """What belongs to an id, or to a row and an id, sparse biases aside."""
+    mask = problem.mask.view(torch.uint8) if problem.mask is not None else None
+    bias, bits = problem.logit_bias, problem.bitmask
+    return {
+        "head_bias_ptr": problem.head_bias, "head_bias_stride": stride_of(problem.head_bias),
+        "logit_scale": problem.logit_scale, "softcap": problem.softcap or 1.0,
+        "bias_ptr": bias, "bias_stride_b": row_strides(bias)[0], "bias_stride_v": row_strides(bias)[1],
+        "mask_ptr": mask, "mask_stride_b": row_strides(mask)[0], "mask_stride_v": row_strides(mask)[1],
+        "bits_ptr": bits, "bits_stride_b": row_strides(bits)[0], "bits_stride_w": row_strides(bits)[1],
+        "num_words": bits.shape[-1] if bits is not None else 0,
+    }  # fmt: skip
+
+
 def prepare(problem: Problem, block_v: int) -> Launch:
     """Allocate candidates and results and list the kernel's arguments."""
     source = problem.hidden if problem.hidden is not None else problem.logits
@@ -99,30 +133,11 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     tile_sum = empty(B, T) if wants_mass else None
     logits = empty(B, V) if problem.store_logits else None
 
-    temperature, seed, position = problem.temperature, problem.seed, problem.position
-    temperature_tensor = temperature if isinstance(temperature, Tensor) else None
-    seed_tensor = seed if isinstance(seed, Tensor) else None
-    position_tensor = position if isinstance(position, Tensor) else None
-    mask = problem.mask.view(torch.uint8) if problem.mask is not None else None
-    bias, bits = problem.logit_bias, problem.bitmask
     sparse_rows, sparse_ids, sparse_values, starts, spoiled = sort_sparse(problem, block_v, T, shift, device)
     kernel_arguments: dict[str, object] = {
         "num_rows": B, "num_columns": V, "num_tiles": T, "num_samples": K, "shift": shift,
         "first_id": problem.first_id, "limit": limit,
-        "temperature_ptr": temperature_tensor, "temperature_stride": stride_of(temperature_tensor),
-        "temperature": 1.0 if isinstance(temperature, Tensor) else temperature,
-        "seed_ptr": seed_tensor, "seed_stride": stride_of(seed_tensor),
-        "seed_low": 0 if isinstance(seed, Tensor) else signed32(seed & 0xFFFFFFFF),
-        "seed_high": 0 if isinstance(seed, Tensor) else signed32(seed >> 32),
-        "position_ptr": position_tensor, "position_stride": stride_of(position_tensor),
-        "position": 0 if isinstance(position, Tensor) else signed32(position),
-        "numbered": 0 if seed_tensor is not None and seed_tensor.dim() else 1,
-        "head_bias_ptr": problem.head_bias, "head_bias_stride": stride_of(problem.head_bias),
-        "logit_scale": problem.logit_scale, "softcap": problem.softcap or 1.0,
-        "bias_ptr": bias, "bias_stride_b": row_strides(bias)[0], "bias_stride_v": row_strides(bias)[1],
-        "mask_ptr": mask, "mask_stride_b": row_strides(mask)[0], "mask_stride_v": row_strides(mask)[1],
-        "bits_ptr": bits, "bits_stride_b": row_strides(bits)[0], "bits_stride_w": row_strides(bits)[1],
-        "num_words": bits.shape[-1] if bits is not None else 0,
+        **row_arguments(problem), **table_arguments(problem),
         "sparse_rows_ptr": sparse_rows, "sparse_ids_ptr": sparse_ids, "sparse_values_ptr": sparse_values,
         "sparse_starts_ptr": starts,
         "score_ptr": scores, "id_ptr": ids, "logit_ptr": winner_logits,

@@ -114,41 +114,29 @@ def run(problem: Problem) -> SampleResult:
             problem, 128, units, 0, device
         )  # fmt: skip
         logits = empty(B, V) if problem.store_logits else None
-        launch = None
-        ids = state = None
+        rows = arguments.row_arguments(problem)
+        launch = ids = state = None
         if in_one_launch:
             ids = empty(B, 1, dtype=torch.int64)
             state = workspace(B, device)
         else:
             launch = arguments.Launch(
-                slots, {}, empty(K, B, slots), empty(K, B, slots, dtype=torch.int32),
+                slots, rows, empty(K, B, slots), empty(K, B, slots, dtype=torch.int32),
                 empty(K, B, slots) if wants_mass else None, empty(B, slots) if wants_mass else None,
                 empty(B, slots) if wants_mass else None, logits, spoiled,
             )  # fmt: skip
-        temperature, seed, position = problem.temperature, problem.seed, problem.position
-        temperature_tensor = temperature if isinstance(temperature, Tensor) else None
-        seed_tensor = seed if isinstance(seed, Tensor) else None
-        position_tensor = position if isinstance(position, Tensor) else None
-        mask = problem.mask.view(torch.uint8) if problem.mask is not None else None
-        bits = problem.bitmask
         hopper_kernel[(ctas * row_blocks,)](
-            describe(weight, 128, config.bd), describe(hidden, config.box, config.bd),
-            state.keys if state else None, state.counters if state else None, ids,
-            B, V, K, weight.shape[1], units, slots, problem.first_id, limit,
-            temperature_tensor, arguments.stride_of(temperature_tensor), host_scale(temperature),
-            seed_tensor, arguments.stride_of(seed_tensor),
-            0 if isinstance(seed, Tensor) else arguments.signed32(seed & 0xFFFFFFFF),
-            0 if isinstance(seed, Tensor) else arguments.signed32(seed >> 32),
-            position_tensor, arguments.stride_of(position_tensor),
-            0 if isinstance(position, Tensor) else arguments.signed32(position),
-            0 if seed_tensor is not None and seed_tensor.dim() else 1, spoiled,
-            problem.head_bias, arguments.stride_of(problem.head_bias), problem.logit_scale, problem.softcap or 1.0,
-            problem.logit_bias, *arguments.row_strides(problem.logit_bias), mask, *arguments.row_strides(mask),
-            bits, *arguments.row_strides(bits), bits.shape[-1] if bits is not None else 0,
-            sparse_rows, sparse_ids, sparse_values, starts,
-            launch.scores if launch else None, launch.ids if launch else None,
-            launch.winner_logits if launch else None, launch.tile_max if launch else None,
-            launch.tile_sum if launch else None, logits,
+            w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
+            keys_ptr=state.keys if state else None, counters_ptr=state.counters if state else None, ids_ptr=ids,
+            num_rows=B, num_columns=V, num_samples=K, size_d=weight.shape[1], units=units, num_slots=slots,
+            first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,
+            scale=host_scale(problem.temperature), **{name: rows[name] for name in rows if name != "temperature"},
+            **arguments.table_arguments(problem),
+            sparse_rows_ptr=sparse_rows, sparse_ids_ptr=sparse_ids, sparse_values_ptr=sparse_values,
+            sparse_starts_ptr=starts,
+            score_ptr=launch.scores if launch else None, id_ptr=launch.ids if launch else None,
+            logit_ptr=launch.winner_logits if launch else None, max_ptr=launch.tile_max if launch else None,
+            sum_ptr=launch.tile_sum if launch else None, logits_ptr=logits,
             HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
             WANT_MASS=wants_mass, FAST=problem.math == "fast",
             BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
