@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import fsample_kernels
 from fsample_cli import samplers
+from fsample_cli.errors import MissingError
 from fsample_cli.exactness import battery, fit_rows, self_test
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Level, for_online, make_plan
@@ -69,8 +71,12 @@ def run(
     """All results, judged, and the draws a row got. `stage` and `tick` (once per sampler and test) show
     progress.
 
-    Raises UsageError for a sampler name that is unknown, MissingError where memory does not hold the head.
+    Raises UsageError for a sampler name that is unknown, MissingError where memory does not hold the head or
+    nothing at all could be tested.
     """
+    for name in request.names:  # a misspelt one is found before anything runs
+        with suppress(SamplerUnavailable):
+            samplers.load(name)
     head = load_head(request)
     plan = make_plan(
         request.level,
@@ -98,8 +104,12 @@ def run(
                     found += battery.run_check(check, one.subject, sized)
                 loaded[name] = one.sampler
             except (SamplerUnavailable, ShapeUnsupported) as error:
-                found.append(case.skip(str(error)))
+                if samplers.is_user_function(name):
+                    raise
+                found.append(case.skip(str(error).removeprefix(f"{name}: ")))
             tick()
+    if all(result.skipped for result in found):
+        raise MissingError(f"verify: nothing could be tested: {found[0].note}")
     judged = battery.judge(found, request.alpha)
     return [_record(result, loaded.get(result.sampler)) for result in judged], draws
 
@@ -162,7 +172,10 @@ def _load(name: str, transform: Transform) -> Loaded:
         raise ShapeUnsupported(f"{name} returns logits and draws nothing")
     base, *words = name.split(":")
     if base != "fused" or sampler.algorithm is None:
-        return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare))
+        # a user's `prepare` only looks at the ids, which the tests do themselves: wrong ones fail and are no
+        # usage error
+        prepare = None if samplers.is_user_function(name) else sampler.prepare
+        return Loaded(sampler, Subject(name, sampler.sample, prepare))
     noise = cast(Noise, sampler.algorithm)
     library = partial(
         fsample_kernels.sample, noise=noise, implementation=getattr(sampler, "implementation", "auto")

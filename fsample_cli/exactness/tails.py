@@ -40,12 +40,13 @@ def one_gap(subject: Subject, plan: Plan, gap: float) -> TestResult:
 def planned_draws(plan: Plan, mass: float) -> tuple[int, str]:
     """Draws for a tail of this mass, and what ended their growth.
 
-    Where even the whole budget could not show that the tail is missing, a tenth of it looks for an excess.
+    Where even the whole budget could not show that the tail is missing, a twentieth of it looks for an
+    excess.
     """
     enough = math.ceil(plan.tail_expected / mass)
-    affordable = max(plan.tail_logits // plan.tail_vocab, 10)
+    affordable = max(plan.tail_logits // plan.tail_vocab, 20)
     if enough <= affordable:
         return enough, "expectation reached"
     if smallest_deficit(affordable, mass, plan.alpha / 500, 0.8) is not None:
         return affordable, "budget ended: a missing tail shows"
-    return affordable // 10, "budget ended: only an excess shows"
+    return affordable // 20, "budget ended: only an excess shows"

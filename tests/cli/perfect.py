@@ -1,0 +1,65 @@
+"""A right sampler, numpy and float64, and wrong ones made from it: what the tests of `verify` test with."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fsample_cli.exactness.subject import Subject
+
+
+class Perfect:
+    """Inverse CDF on float64 sums, one generator for the whole life: rows of a call must be equal."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def draw(self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        y = (hidden[:1].double() @ weight.double().T)[0].numpy() / temperature
+        return torch.from_numpy(self.ids(y, hidden.shape[0]))
+
+    def ids(self, y: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
+        cumulative = np.exp(y - y.max()).cumsum()
+        return np.searchsorted(cumulative, self.rng.random(rows) * cumulative[-1], side="right")
+
+    def subject(self) -> Subject:
+        return Subject("perfect", self.draw)
+
+
+def _by_row(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    p = torch.softmax(hidden.double() @ weight.double().T / temperature, dim=1)
+    u = torch.rand(len(hidden), 1, generator=generator, dtype=torch.float64)
+    return torch.searchsorted(p.cumsum(1), u).clamp(max=p.shape[1] - 1)[:, 0], p, generator
+
+
+def right(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    return _by_row(hidden, weight, temperature, seed)[0]
+
+
+def one_percent_bias(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    ids, _, generator = _by_row(hidden, weight, temperature, seed)
+    return torch.where(torch.rand(len(ids), generator=generator) < 0.01, 5, ids)
+
+
+def past_the_end(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    ids, _, generator = _by_row(hidden, weight, temperature, seed)
+    return torch.where(torch.rand(len(ids), generator=generator) < 0.001, weight.shape[0], ids)
+
+
+def never_the_rarest_third(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    ids, p, _ = _by_row(hidden, weight, temperature, seed)
+    rare = p.argsort(1)[:, : p.shape[1] // 3]
+    return torch.where((rare == ids[:, None]).any(1), p.argmax(1), ids)
+
+
+def probabilities_as_logits(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    p = torch.softmax(hidden.double() @ weight.double().T / temperature, dim=1)
+    u = torch.rand(len(p), 1, generator=torch.Generator().manual_seed(seed % 2**63), dtype=torch.float64)
+    return torch.searchsorted(torch.softmax(p, 1).cumsum(1), u).clamp(max=p.shape[1] - 1)[:, 0]
+
+
+def floats(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    return right(hidden, weight, temperature, seed).float()

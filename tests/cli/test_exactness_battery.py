@@ -1,0 +1,188 @@
+"""The battery as a whole: how often it cries wolf, what it does with a broken sampler, how results are
+judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fsample_cli.exactness import battery, fit_targets, independence, tails, targets
+from fsample_cli.exactness.battery import TESTS, judge, run_check
+from fsample_cli.exactness.plan import LEVELS, Plan, for_online, make_plan
+from fsample_cli.exactness.result import Sensitivity, TestResult
+from fsample_cli.exactness.subject import Subject
+from tests.cli.perfect import Perfect
+
+RUNS = 300
+ALPHA = 0.05
+
+
+def small(seed: int = 0) -> Plan:
+    """The quick level with a tenth of its draws."""
+    plan = make_plan("quick", "cpu", torch.float32, seed, ALPHA)
+    return dataclasses.replace(
+        plan, vocabs=(512, 2048), fit_draws=2000, fit_logits=2_000_000, focus_draws=4000,
+        tail_logits=2_000_000, tail_expected=30.0, pair_draws=4096, samples=1,
+    )  # fmt: skip
+
+
+def run_all(subject: Subject, plan: Plan) -> list[TestResult]:
+    return [result for check in TESTS for result in run_check(check, subject, plan)]
+
+
+@pytest.fixture(scope="module")
+def wolf() -> list[list[TestResult]]:
+    """300 runs of a perfect sampler, judged."""
+    return [judge(run_all(Perfect(seed).subject(), small(seed)), ALPHA) for seed in range(RUNS)]
+
+
+def test_a_perfect_sampler_fails_a_run_no_more_often_than_alpha(wolf: list[list[TestResult]]) -> None:
+    failed = sum(not battery.passed(results) for results in wolf)
+    # at the stated rate 300 runs fail 15 times; 27 or more would happen once in a thousand
+    assert failed <= stats.binom.ppf(0.999, RUNS, ALPHA), failed
+    assert not any(result.broken for results in wolf for result in results)
+
+
+def test_p_values_of_a_perfect_sampler_are_uniform(wolf: list[list[TestResult]]) -> None:
+    """Continuous statistics: the 300 p-values of each case pass Kolmogorov-Smirnov; counts are never too
+    small.
+    """
+    by_case: dict[tuple[str, str], list[float]] = {}
+    for results in wolf:
+        for result in results:
+            if result.p_value is not None:
+                by_case.setdefault((result.test, result.case), []).append(result.p_value)
+    continuous = [key for key in by_case if key[0] == "goodness" and not key[1].startswith("three T=0")]
+    assert len(continuous) > 30
+    worst = min(float(stats.kstest(by_case[key], "uniform").pvalue) for key in continuous)
+    assert worst > 0.001 / len(continuous), worst
+    for key, found in by_case.items():  # discrete ones may be conservative, never the other way
+        for level in (0.01, 0.05, 0.2):
+            below = sum(p <= level for p in found)
+            assert below <= stats.binom.ppf(1 - 1e-5, len(found), level * 1.05) + 1, (key, level, below)
+
+
+def test_every_statistic_says_what_it_could_have_seen(wolf: list[list[TestResult]]) -> None:
+    for result in wolf[0]:
+        if result.p_value is None:
+            continue
+        assert result.sensitivity is not None and result.sensitivity.effect and result.draws > 0
+        if result.dof != 0:
+            assert result.smallest_at_80 is not None and result.smallest_at_99 is not None
+            assert 0 < result.smallest_at_80 < result.smallest_at_99
+        assert result.seconds >= 0
+
+
+def test_tests_for_our_library_are_skipped_for_others(wolf: list[list[TestResult]]) -> None:
+    skipped = {result.test for result in wolf[0] if result.verdict == "skipped"}
+    assert (
+        skipped
+        == {check.name for check in TESTS if check.ours_only}
+        == {"pathwise", "logprob", "invariance", "noise"}
+    )
+
+
+def test_ids_that_are_no_ids_fail_and_do_not_end_the_run() -> None:
+    def floats(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        return torch.zeros(hidden.shape[0])
+
+    def short(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        return torch.zeros(3, dtype=torch.int64)
+
+    for draw in (floats, short):
+        results = judge(run_all(Subject("bad", draw), small()), ALPHA)
+        failed = {result.test for result in results if result.verdict == "fail"}
+        assert failed == {check.name for check in TESTS if not check.ours_only}
+        assert all("must return integer ids" in result.note for result in results if result.verdict == "fail")
+
+
+@pytest.mark.parametrize("wrong", [-1, 512, 2**40])
+def test_one_id_out_of_range_is_a_failure_that_names_it(wrong: int) -> None:
+    perfect = Perfect(1)
+
+    def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        ids = perfect.draw(hidden, weight, temperature=temperature, seed=seed, position=position)
+        if position == 1:
+            ids[7] = wrong
+        return ids
+
+    plan = dataclasses.replace(small(), call_logits=2**19, only=("flat",), vocabs=(512, 512))
+    results = judge(fit_targets.run(Subject("bad", draw), plan), ALPHA)
+    broken = [result for result in results if result.verdict == "fail"]
+    assert broken and all(str(wrong) in result.note and result.draws >= 4000 for result in broken)
+
+
+def test_holm_judges_over_everything_and_rules_need_no_p_value() -> None:
+    def result(p: float | None, broken: bool = False) -> TestResult:
+        seen = Sensitivity("chi-squared", "total variation", 1000, 9)
+        return TestResult("t", "c", "s", 1.0, 9, p, 1000, 0.0, seen, broken)
+
+    judged = judge([result(0.004), result(0.5), result(0.9), result(None), result(None, True)], 0.01)
+    assert [r.verdict for r in judged] == ["pass", "pass", "pass", "pass", "fail"]  # 3 x 0.004 > 0.01
+    assert judged[0].adjusted_p == pytest.approx(0.012) and judged[3].adjusted_p is None
+    assert [r.verdict for r in judge([result(0.003), result(0.5), result(0.9)], 0.01)][0] == "fail"
+
+
+def test_draws_grow_until_a_tail_expects_enough_or_the_budget_ends() -> None:
+    plan = small()
+    assert tails.planned_draws(plan, 0.01) == (3000, "expectation reached")
+    draws, why = tails.planned_draws(dataclasses.replace(plan, tail_logits=100_000_000), 1e-4)
+    assert (draws, why) == (100_000_000 // 512, "budget ended: a missing tail shows")
+    draws, why = tails.planned_draws(plan, 1e-9)
+    assert (draws, why) == (2_000_000 // 512 // 20, "budget ended: only an excess shows")
+
+
+def test_every_target_is_exact_in_16_bits_and_normalised() -> None:
+    for level in LEVELS[:2]:
+        for target in fit_targets.all_targets(make_plan(level, "cpu", torch.float32, 3, 0.01)):
+            finite = torch.from_numpy(target.logits[np.isfinite(target.logits)])
+            assert bool((finite == finite.bfloat16().double()).all()), target.name
+            assert target.probabilities.sum() == pytest.approx(1)
+            hidden, weight = target.tensors(2, "cpu", torch.bfloat16)
+            assert np.array_equal((hidden[:1].double() @ weight.double().T)[0].numpy(), target.logits)
+    assert targets.masked(512, 0).probabilities.min() == 0
+    assert 0.45 < targets.two_scale(512).probabilities.max() < 0.55
+    assert 0.85 < targets.peaked(512).probabilities.max() < 0.95
+
+
+def test_lags_pair_what_they_say() -> None:
+    grid = torch.arange(12).view(3, 4)
+    first, second = independence.shifted(grid, 1, -1)
+    assert first.tolist() == [[1, 2, 3], [5, 6, 7]] and second.tolist() == [[4, 5, 6], [8, 9, 10]]
+    first, second = independence.shifted(grid, 0, 2)
+    assert first.tolist() == [[0, 1], [4, 5], [8, 9]] and second.tolist() == [[2, 3], [6, 7], [10, 11]]
+
+
+def test_a_stream_used_twice_is_found_at_any_distance() -> None:
+    """Row 40 repeats 7 draws of row 3 of a quite different step: no lag of the pair tests has that
+    distance.
+    """
+    perfect = Perfect(9)
+    steps: list[Tensor] = []
+
+    def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        ids = perfect.draw(hidden, weight, temperature=temperature, seed=seed, position=position)
+        if len(steps) == 5:
+            ids[40:47] = steps[1][3:10]
+        steps.append(ids)
+        return ids
+
+    results = judge(independence.run(Subject("repeats", draw), small()), 1e-6)
+    assert [r.case for r in results if r.verdict == "fail"] == ["repeats: rows"]
+
+
+def test_plans_grow_with_the_level_and_suit_online() -> None:
+    quick, standard, deep = (make_plan(level, "cpu", torch.float32, 0, 0.01) for level in LEVELS)
+    for less, more in ((quick, standard), (standard, deep)):
+        assert less.focus_draws < more.focus_draws and set(less.vocabs) <= set(more.vocabs)
+    assert deep.vocabs == (512, 32_000, 151_936, 262_144) and {10.0, 40.0} <= set(deep.gaps)
+    assert for_online(quick).tail_vocab > 8192
+    assert quick.case_seed("a") != quick.case_seed("b")
+    on_gpu = make_plan("deep", "cuda", torch.bfloat16, 0, 0.01)
+    assert on_gpu.tail_logits >= 10 * deep.tail_logits and on_gpu.rows(512, 10**9) == 65_536

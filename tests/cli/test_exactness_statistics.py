@@ -1,0 +1,168 @@
+"""Chi-squared, G, pooling, Holm and power: against closed forms, other libraries and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fsample_cli.exactness import power
+from fsample_cli.exactness.goodness_of_fit import chi_squared, g_test, pool, softmax64
+from fsample_cli.exactness.holm import holm
+from fsample_cli.exactness.result import Sensitivity
+
+
+def test_chi_squared_is_pearsons_statistic() -> None:
+    counts, p = [30, 50, 20], [0.25, 0.5, 0.25]
+    fit = chi_squared(counts, p)
+    right = stats.chisquare(counts, [25, 50, 25])
+    assert fit.statistic == pytest.approx(right.statistic) and fit.p_value == pytest.approx(right.pvalue)
+    assert (fit.dof, fit.cells, fit.forbidden) == (2, 3, 0)
+
+
+def test_g_is_the_corrected_likelihood_ratio() -> None:
+    counts, p = [30, 50, 20], [0.25, 0.5, 0.25]
+    raw = stats.power_divergence(counts, [25, 50, 25], lambda_="log-likelihood").statistic
+    williams = 1 + ((4 + 2 + 4) - 1) / (6 * 100 * 2)
+    assert g_test(counts, p).statistic == pytest.approx(raw / williams)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(1e-9, 1e4), min_size=1, max_size=60), st.floats(0.5, 20))
+def test_pooling_drops_nothing_and_fills_every_cell(expected: list[float], least: float) -> None:
+    values = np.array(expected)
+    cell = pool(values, least)
+    total = np.bincount(cell, weights=values)
+    assert len(cell) == len(values) and total.sum() == pytest.approx(values.sum())
+    assert sorted(set(cell.tolist())) == list(range(len(total)))  # no empty cell between
+    if values.sum() >= 2 * least:
+        assert total.min() >= least * (1 - 1e-9)
+    for index in np.flatnonzero(values >= least):  # common tokens share a cell with a remainder at most
+        assert (values[cell == cell[index]] >= least).sum() == 1
+
+
+def test_small_expectations_are_pooled_not_dropped() -> None:
+    """Half the mass on tokens that expect 0.1 draws each; none of them is ever drawn."""
+    p = np.concatenate([[0.5], np.full(500, 0.001)])
+    counts = np.zeros(501)
+    counts[0] = 100
+    fit = chi_squared(counts, p)
+    assert fit.p_value < 1e-15 and fit.cells >= 3
+
+
+def test_expectations_are_scaled_to_the_exact_number_of_draws() -> None:
+    """An fp32 softmax over 128,000 tokens does not sum to 1; scipy refuses it, a million draws must still
+    work.
+    """
+    rng = np.random.default_rng(0)
+    p32 = softmax64(rng.normal(0, 2, 128_000)).astype(np.float32) * np.float32(1.0003)
+    counts = rng.multinomial(1_000_000, p32.astype(np.float64) / p32.astype(np.float64).sum())
+    fit = chi_squared(counts, p32)
+    assert 0.001 < fit.p_value < 0.999 and fit.dof == fit.cells - 1 > 10_000
+
+
+def test_a_token_of_probability_zero_fails_when_drawn_once() -> None:
+    p = [0.5, 0.5, 0.0]
+    for test in (chi_squared, g_test):
+        fit = test([500, 500, 1], p)
+        assert fit.p_value == 0.0 and fit.forbidden == 1 and "probability 0" in fit.note
+        assert math.isfinite(fit.statistic)
+        assert test([500, 500, 0], p).p_value == 1.0
+
+
+def test_one_cell_no_cells_and_no_draws_test_nothing_and_raise_nothing() -> None:
+    empty: list[float] = []
+    for counts, p in (([7], [1.0]), (empty, empty), ([0, 0], [0.5, 0.5]), ([3, 4], [0.5, 0.5])):
+        fit = chi_squared(counts, p)
+        assert (fit.dof, fit.p_value) == (0, 1.0) and fit.note
+
+
+@pytest.mark.parametrize(
+    ("counts", "p", "word"),
+    [
+        ([1, 2], [0.5, 0.25, 0.25], "[V]"),
+        ([1, -2], [0.5, 0.5], "counts"),
+        ([1, math.nan], [0.5, 0.5], "counts"),
+        ([1, 2], [0.5, math.nan], "probabilities"),
+        ([1, 2], [1.5, -0.5], "probabilities"),
+        ([1, 2], [0.5, 0.4], "sum to 1"),
+    ],
+)
+def test_wrong_input_is_named(counts: list[float], p: list[float], word: str) -> None:
+    with pytest.raises(ValueError, match=word.replace("[", r"\[")):
+        chi_squared(counts, p)
+
+
+def test_p_values_are_uniform_far_into_the_tail() -> None:
+    """8,000 simulated tests: the share below 0.05, 0.01 and 0.001 is what it says, within 4 sd and 15 %."""
+    rng = np.random.default_rng(5)
+    p = softmax64(-1.1 * np.log(np.arange(1, 65)))
+    samples = rng.multinomial(2000, p, size=8_000)
+    found = np.array([[chi_squared(c, p).p_value, g_test(c, p).p_value] for c in samples])
+    for level in (0.05, 0.01, 0.001):
+        share = (found <= level).mean(axis=0)
+        room = 4 * math.sqrt(level / 8_000) + 0.15 * level
+        assert (np.abs(share - level) < room).all(), (level, share)
+
+
+def test_holm_follows_its_paper() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    for wrong in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="p_values"):
+            holm([0.5, wrong])
+
+
+def test_the_power_of_chi_squared_is_what_it_says() -> None:
+    """A deviation of the stated size, in the shape that is hardest to see, is found in the stated share of
+    runs.
+    """
+    rng = np.random.default_rng(2)
+    draws, cells, alpha = 20_000, 64, 0.001
+    distance = power.smallest_total_variation(draws, cells - 1, alpha, 0.8)
+    p = np.full(cells, 1 / cells)
+    shifted = p * (1 + 2 * distance * np.where(np.arange(cells) % 2, 1, -1))
+    assert 0.5 * np.abs(shifted - p).sum() == pytest.approx(distance)
+    hits = np.mean([chi_squared(c, p).p_value <= alpha for c in rng.multinomial(draws, shifted, size=2000)])
+    assert hits == pytest.approx(0.8, abs=0.04)
+    assert power.draws_for_total_variation(distance, cells - 1, alpha, 0.8) == pytest.approx(draws, rel=1e-3)
+
+
+@pytest.mark.parametrize("mass", [0.0, 1e-4, 0.01])
+def test_the_power_of_a_count_is_what_it_says(mass: float) -> None:
+    rng = np.random.default_rng(3)
+    draws, alpha = 100_000, 1e-4
+    above = mass + power.smallest_excess(draws, mass, alpha, 0.8)
+
+    def rejected(events: int) -> bool:
+        low, high = stats.binom.cdf(events, draws, mass), stats.binom.sf(events - 1, draws, mass)
+        return bool(2 * min(low, high) <= alpha)
+
+    assert np.mean([rejected(k) for k in rng.binomial(draws, above, 2000)]) == pytest.approx(0.8, abs=0.06)
+    missing = power.smallest_deficit(draws, mass, alpha, 0.8)
+    if mass < 1e-3:
+        assert (missing is None) == (2 * math.exp(-draws * mass) > alpha)
+    else:
+        assert missing is not None
+        hits = np.mean([rejected(k) for k in rng.binomial(draws, mass - missing, 2000)])
+        assert hits == pytest.approx(0.8, abs=0.06)
+
+
+def test_smallest_effects_shrink_with_draws_and_grow_with_power() -> None:
+    few, many = (Sensitivity("chi-squared", "total variation", n, 511) for n in (10_000, 1_000_000))
+    small = power.smallest_effect(many, 0.01, 0.8)
+    large = power.smallest_effect(few, 0.01, 0.8)
+    sure = power.smallest_effect(few, 0.01, 0.99)
+    assert small is not None and large is not None and sure is not None
+    assert small == pytest.approx(large / 10) and sure > large
+    assert power.smallest_effect(Sensitivity("chi-squared", "", 100, 0), 0.01, 0.8) is None
+    nothing_expected = power.smallest_effect(Sensitivity("zero", "mass", 1000), 0.01, 0.8)
+    assert nothing_expected == pytest.approx(-math.log(0.2) / 1000)
+    for alpha, strength in ((0.0, 0.8), (0.01, 1.0)):
+        with pytest.raises(ValueError, match="strictly between"):
+            power.smallest_shift(1.0, alpha, strength)

@@ -1,0 +1,197 @@
+"""`fsample verify` end to end on the CPU: what passes, what is caught, what is refused, and what is
+printed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fsample_cli.exactness import battery, session
+from fsample_cli.records import Record
+from tests.cli.conftest import Fsample
+
+ROWS = ("verify", "--test", "rows", "--device", "cpu", "--quiet")
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def strict(text: str) -> dict[str, Any]:
+    data = json.loads(text, parse_constant=refuse)
+    assert isinstance(data, dict)
+    return data
+
+
+def test_the_default_is_the_published_check_over_all_our_algorithms(fsample: Fsample) -> None:
+    done = fsample(*ROWS, "--format", "json")
+    assert done.code == 0, done.err
+    data = strict(done.out)
+    record = Record.from_dict(data)
+    assert record.to_dict() == data
+    assert record.workload is not None and record.workload.vocab == 512
+    assert [(row.algorithm, row.row) for row in record.results] == [
+        (algorithm, row) for algorithm in ("grouped", "element", "online") for row in range(4)
+    ]
+    for row in record.results:
+        assert row.sampler == "fused" and row.implementation == "reference" and row.batch == 256
+        assert 10_000 <= row.draws < 10_300
+        assert row.statistic > 0 and row.dof > 50 and 0 < row.p_value <= row.p_adjusted <= 1
+        assert row.effect == "total variation" and 0 < row.seen_at_80 < row.seen_at_99 < 0.1
+        assert row.verdict == "pass"
+    assert record.settings["alpha"] == 0.01 and record.settings["p_values"] == 12
+
+
+def test_rows_are_tested_one_by_one_and_not_flattened(fsample: Fsample) -> None:
+    done = fsample(*ROWS, "--batch", "1,3", "--draws", 500, "--sampler", "fused:grouped", "--format", "json")
+    assert done.code == 0, done.err
+    results = strict(done.out)["results"]
+    assert [(row["batch"], row["row"]) for row in results] == [(1, 0), (3, 0), (3, 1), (3, 2)]
+    assert len({row["dof"] for row in results[1:]}) > 1  # three distributions, not one
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["one_percent_bias", "past_the_end", "never_the_rarest_third", "probabilities_as_logits", "floats"],
+)
+def test_a_wrong_sampler_is_caught(fsample: Fsample, fault: str) -> None:
+    done = fsample(*ROWS, "--sampler", f"tests.cli.perfect:{fault}", "--format", "json")
+    assert done.code == 1, done.err
+    results = strict(done.out)["results"]
+    failed = [row for row in results if row["verdict"] == "fail"]
+    assert failed
+    if fault == "past_the_end":
+        assert failed[0]["case"] == "B=256 range" and "such as 512" in failed[0]["note"]
+    if fault == "floats":
+        assert "must return integer ids" in failed[0]["note"]
+
+
+def test_a_right_sampler_of_the_user_passes_the_quick_battery(fsample: Fsample) -> None:
+    done = fsample(
+        "verify", "--sampler", "tests.cli.perfect:right", "--device", "cpu", "--format", "json",
+        "--test", "rows,tails,zero-mass,range,independence",
+    )  # fmt: skip
+    assert done.code == 0, done.out
+    record = Record.from_dict(strict(done.out))
+    assert {row.test for row in record.results} == {"rows", "tails", "zero-mass", "range", "independence"}
+    assert "fsample: tests.cli.perfect:right: rows" in done.err  # progress
+
+
+def test_our_quick_battery_passes_and_its_table_is_short(shell: Fsample) -> None:
+    done = shell("verify", "--sampler", "fused:grouped", "--device", "cpu", "-q")
+    assert done.code == 0, done.out + done.err
+    lines = done.out.splitlines()
+    assert len(lines) < 40 and max(map(len, lines)) <= 84
+    for test in battery.ALL_TESTS:
+        assert any(line.startswith(test) for line in lines), test
+    assert "fail" not in done.out.replace("failed=0", "").replace("a right sampler\n  fails", "").replace(
+        "fails", ""
+    )
+
+
+def test_a_failing_table_shows_the_worst_case_and_why(fsample: Fsample) -> None:
+    done = fsample(
+        "verify", "--test", "range,zero-mass", "--sampler", "tests.cli.perfect:past_the_end", "-q",
+        "--device", "cpu",
+    )  # fmt: skip
+    assert done.code == 1
+    assert "fail" in done.out and "draws of tokens at -inf" in done.out and "ids outside [0, 1)" in done.out
+
+
+def test_temperature_is_applied_once(fsample: Fsample) -> None:
+    for temperature in ("0.3", "2", "0"):
+        done = fsample(*ROWS, "--temperature", temperature, "--draws", 4000, "--sampler", "fused:element")
+        assert done.code == 0, (temperature, done.out)
+
+
+def test_a_checkpoint_with_its_soft_cap_and_real_states(fsample: Fsample, tmp_path: Path) -> None:
+    """V = 3000: small bins are pooled. Without the soft-cap of 2 the same draws would fail."""
+    generator = torch.Generator().manual_seed(0)
+    save_file({"lm_head.weight": torch.randn(3000, 32, generator=generator)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"final_logit_softcapping": 2.0}))
+    np.save(tmp_path / "states.npy", torch.randn(5, 32, generator=generator).numpy())
+    arguments = (*ROWS, "--states", tmp_path / "states.npy", "--sampler", "fused:grouped", "--format", "json")
+    done = fsample(*arguments, "--checkpoint", tmp_path)
+    assert done.code == 0, done.out + done.err
+    data = strict(done.out)
+    assert data["workload"]["softcap"] == 2.0 and data["workload"]["vocab"] == 3000
+    assert all(row["dof"] < 2999 for row in data["results"])
+
+
+def test_real_logits_are_a_target_of_the_battery(fsample: Fsample, tmp_path: Path) -> None:
+    save_file({"lm_head.weight": torch.randn(600, 32)}, tmp_path / "model.safetensors")
+    done = fsample(
+        "verify", "--test", "goodness", "--checkpoint", tmp_path, "--sampler", "fused:grouped", "--quiet",
+        "--device", "cpu", "--format", "json",
+    )  # fmt: skip
+    assert done.code == 0, done.out + done.err
+    assert any(row["case"].startswith("real 1 V=600") for row in strict(done.out)["results"])
+
+
+def test_a_sampler_that_cannot_run_here_is_named_with_the_next_step(fsample: Fsample) -> None:
+    done = fsample(*ROWS, "--draws", 300, "--sampler", "fi2,multinomial-eager", "--format", "json")
+    assert done.code == 0, done.err
+    skipped = [row for row in strict(done.out)["results"] if row["verdict"] == "skipped"]
+    assert [row["sampler"] for row in skipped] == ["fi2"] and "GPU" in skipped[0]["note"]
+    alone = fsample(*ROWS, "--sampler", "fi2")
+    assert alone.code == 2 and "nothing could be tested" in alone.error
+
+
+def test_the_default_number_of_draws_fits_the_device() -> None:
+    def draws(vocab: int, device: str) -> int:
+        from fsample_cli.workloads import Workload
+
+        return session.default_draws(
+            session.Request((), Workload("w", vocab, 8), (4,), None, 1.0, 0.01, "quick", (), device, 0)
+        )
+
+    assert draws(512, "cpu") == 10_000 == draws(262_144, "cuda")
+    assert 200 <= draws(262_144, "cpu") < 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--draws", "0"), ("--draws", "0")),
+        (("--alpha", "0"), ("--alpha", "0.0")),
+        (("--alpha", "nan"), ("--alpha", "nan")),
+        (("--temperature", "nan"), ("--temperature", "nan")),
+        (("--test", "chi"), ("--test", "rows, goodness", "'chi'")),
+        (("--level", "huge"), ("--level", "huge")),
+        (("--sampler", "fused:elemnt"), ("fused", "elemnt")),
+        (("--sampler", "tests.cli.perfect:none"), ("none",)),
+        (("--sampler", "nowhere:at_all"), ("nowhere",)),
+        (("--batch", "4..1"), ("--batch", "1..4")),
+        (("--vocab", "0"), ("--vocab", "0")),
+        (("--format", "csv", "--output", "/nowhere/x.csv"), ("--output", "/nowhere")),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_line(
+    fsample: Fsample, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = fsample("verify", "--quiet", *arguments)
+    assert done.code == 2
+    assert all(word in done.error for word in words), done.error
+
+
+def test_the_self_test_lists_every_mutant_and_fails_when_one_goes_unseen(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsample_cli.exactness import mutants, self_test
+
+    quick = [mutant for mutant in mutants.MUTANTS if mutant.test == "independence"][:2]
+    harmless = mutants.Mutant("harmless", "none", "range", "quick", mutants.control().draw)
+    for planted, code in ((quick, 0), ([*quick, harmless], 1)):
+        monkeypatch.setattr(self_test.run, "__defaults__", (planted,))
+        done = fsample("verify", "--self-test", "--device", "cpu", "-q", "--format", "json")
+        assert done.code == code, done.out
+        results = strict(done.out)["results"]
+        assert [row["sampler"] for row in results] == ["control", *(f"mutant:{m.name}" for m in planted)]
+        assert [row["verdict"] for row in results] == ["pass"] * 3 + ["fail"] * code
