@@ -131,16 +131,14 @@ def pick(sums, bit, HALF: tl.constexpr):  # 2 HALF tensors -> HALF, those whose 
 
 
 @triton.jit
-def draw_member(
+def group_mass(
     x,  # 32 tensors of one shape: member j of every group, fp32 logits, -inf where forbidden
     c,  # log2(e) / temperature, broadcast to that shape
-    r0, r1, r2, r3,  # uint32: the group's words
     FAST: tl.constexpr,
 ):  # fmt: skip
-    """One draw in every group and the group's score: elementwise, so that any layout of the groups will do.
+    """Mass of every group, total * 2^m, and the tree of its partial sums: elementwise, any layout of groups will do.
 
-    Returns score, j, and the group's mass total * 2^m and the drawn member's share e * 2^m. The score is +inf where a
-    logit is NaN or +inf: the sum of its group is then NaN.
+    A NaN or +inf logit makes the total NaN.
     """
     m = x[0]
     for j in tl.static_range(1, 32):
@@ -154,11 +152,20 @@ def draw_member(
     s2 = halve(s1, 8)
     s3 = halve(s2, 4)
     s4 = halve(s3, 2)
-    total = s4[0] + s4[1]  # [B, G]
+    return m, s4[0] + s4[1], (s0, s1, s2, s3, s4)
 
 
+@triton.jit
+def group_score(m, total, r2, r3, FAST: tl.constexpr):
+    """Gumbel-max score of the group in base 2; +inf where its mass is NaN."""
     score = m + log2(total, FAST) - log2_exponential(uniform64(r2, r3), FAST)
+    return tl.where(score == score, score, float("inf"))
 
+
+@triton.jit
+def draw_member(sums, total, r0, r1):
+    """One member j of every group with probability e_j / total, and its e: down the tree, 64 random bits."""
+    s0, s1, s2, s3, s4 = sums
     hi, lo = split_uniform(r0, r1, total)
     hi, lo, b0 = descend(hi, lo, s4[0], s4[1])
     s3 = pick(s3, b0, 2)
@@ -169,10 +176,8 @@ def draw_member(
     hi, lo, b3 = descend(hi, lo, s1[0], s1[1])
     s0 = pick(pick(pick(pick(s0, b0, 16), b1, 8), b2, 4), b3, 2)
     hi, lo, b4 = descend(hi, lo, s0[0], s0[1])
-    e = tl.where(b4, s0[1], s0[0])
-    score = tl.where(score == score, score, float("inf"))
     member = b0.to(tl.int32) + b1.to(tl.int32) * 2 + b2.to(tl.int32) * 4 + b3.to(tl.int32) * 8 + b4.to(tl.int32) * 16
-    return score, member, m, total, e
+    return member, tl.where(b4, s0[1], s0[0])
 
 
 @triton.jit
@@ -200,7 +205,9 @@ def grouped_draw(
         tl.broadcast_to(group.to(tl.uint32)[None, :], (BLOCK_B, GROUPS)),
         position[:, None], sample, row[:, None] | GROUP_DOMAIN, k0[:, None], k1[:, None],
     )  # fmt: skip
-    score, member, _, _, _ = draw_member(x, c[:, None], r0, r1, r2, r3, FAST)
+    m, total, sums = group_mass(x, c[:, None], FAST)
+    score = group_score(m, total, r2, r3, FAST)
+    member, _ = draw_member(sums, total, r0, r1)
     local = tl.arange(0, GROUPS)[None, :]
     column = (local >> 2) * 128 + (local & 3) * 2 + (member >> 1) * 8 + (member & 1)
     return argmax(score, column)

@@ -16,6 +16,8 @@ class HopperConfig:
     mw: int  # rows a consumer warpgroup
     stages: int
     warpgroups: int
+    in_flight: int = 1  # wgmma groups left running while the next stage is waited for
+    share_best: bool = False  # read the other CTAs' best and skip draws that cannot win
 
 
 # Rows of 256 bytes a box stream best; where D is no multiple of 128 the last box would be half empty, so 128 bytes.

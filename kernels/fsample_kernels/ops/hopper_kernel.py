@@ -12,19 +12,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from fsample_kernels.ops.device import GROUP_DOMAIN, exp2, log2
 from fsample_kernels.ops.gluon_names import cta_barrier
 from fsample_kernels.ops.hopper_tile import (
-    GROUP_DOMAIN,
     add_mass,
     better,
     blocks,
     by_group,
     draw_block,
-    exp2,
-    log2,
     store_logits,
     transform,
 )
+
+# No score yet: the image of -inf (see `publish`).
+EMPTY_KEY = gl.constexpr(-0x7F800001 << 32)
 
 # Numbers that change from call to call must not make new compiled variants, nor must the address of a row parameter.
 UNSPECIALIZED = (
@@ -87,32 +88,35 @@ def producer(w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num
 
 
 @gluon.jit
-def accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG: gl.constexpr, N: gl.constexpr, MW: gl.constexpr, STAGES: gl.constexpr):
+def accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG: gl.constexpr, N: gl.constexpr, MW: gl.constexpr,
+               STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr):  # fmt: skip
     """H W^T of one tile for this warpgroup's rows, [MW, N] fp32, and the number of the next stage.
 
-    wait(1) after every issue keeps one type for the loop-carried accumulator and one wgmma group in flight; stage i - 1
-    is free once the issue of stage i has returned from wait(1).
+    IN_FLIGHT wgmma groups run on while the next stage is waited for; a stage is handed back that many stages late.
+    With 1 the tensor cores never wait for the issue of the next stage; with 0 no stage that has been used up stands
+    idle, which counts where memory sets the pace.
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     acc = gl.zeros((MW, N), gl.float32, layout=mma)
     s = i % STAGES
     mbarrier.wait(full_bars.index(s), (i // STAGES) & 1)
-    acc = warpgroup_mma(
-        h_bufs.index(s).slice(WG * MW, MW), w_bufs.index(s).slice(0, N).permute((1, 0)), acc, use_acc=False, is_async=True
-    )
-    acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
+    h_tile = h_bufs.index(s).slice(WG * MW, MW)
+    acc = warpgroup_mma(h_tile, w_bufs.index(s).slice(0, N).permute((1, 0)), acc, use_acc=False, is_async=True)
+    acc = warpgroup_mma_wait(num_outstanding=IN_FLIGHT, deps=(acc,))
+    if IN_FLIGHT == 0:
+        mbarrier.arrive(empty.index(s), count=1)
     i += 1
     for _ in range(1, blocks_d):
         s = i % STAGES
         mbarrier.wait(full_bars.index(s), (i // STAGES) & 1)
-        acc = warpgroup_mma(
-            h_bufs.index(s).slice(WG * MW, MW), w_bufs.index(s).slice(0, N).permute((1, 0)), acc, is_async=True
-        )
-        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-        mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
+        h_tile = h_bufs.index(s).slice(WG * MW, MW)
+        acc = warpgroup_mma(h_tile, w_bufs.index(s).slice(0, N).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma_wait(num_outstanding=IN_FLIGHT, deps=(acc,))
+        mbarrier.arrive(empty.index((i - IN_FLIGHT) % STAGES), count=1)
         i += 1
-    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
+    if IN_FLIGHT == 1:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
     return acc, i
 
 
@@ -147,7 +151,7 @@ def load_scale(rows, live, row_args):
         good = c == c
     else:
         t = gl.load(temperature_ptr + rows * temperature_stride, mask=live, other=1.0)
-        greedy = t == 0.0
+        greedy = (t >= 0.0) & (t < 2.0**-64)  # `types.MIN_TEMPERATURE`
         good = (t >= 0.0) & (t < float("inf"))
         # rounded once, as the reference does
         c = (1.4426950408889634 / gl.where(greedy, 1.0, t).to(gl.float64)).to(gl.float32)
@@ -160,12 +164,12 @@ def load_scale(rows, live, row_args):
 
 
 @gluon.jit
-def draw_into(state, xs, rows, live, c, greedy, any_greedy, row_args, sample, lane, block, column0, M: gl.constexpr, WANT_MASS: gl.constexpr,
-              FAST: gl.constexpr):  # fmt: skip
+def draw_into(state, xs, rows, live, c, greedy, any_greedy, bar, row_args, sample, lane, block, column0, M: gl.constexpr,
+              WANT_MASS: gl.constexpr, SKIP: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
     """Merge a block's draws into the running best per (row, lane): score, column, y; and the running log-mass."""
     best, best_column, best_y, mass_m, mass_s = state
     words = load_words(rows, live, row_args)
-    score, member, m, total, e = draw_block(xs, c, greedy, any_greedy, words, sample, block * 4 + lane, M, FAST)
+    score, member, m, total, e = draw_block(xs, c, greedy, any_greedy, words, sample, block * 4 + lane, best, bar, M, SKIP, FAST)
     wins = score > best  # later blocks have higher ids: a tie stays where it is
     best = gl.where(wins, score, best)
     best_column = gl.where(wins, column0 + (member // 2) * 8 + lane * 2 + member % 2, best_column)
@@ -209,9 +213,9 @@ def empty_state(M: gl.constexpr, lay: gl.constexpr):
 
 
 @gluon.jit
-def finish_tile(acc, state, first_row, column0, slot, num_slots, rows, live, c, greedy, any_greedy, num_rows, num_columns, num_samples, row_args, tables,
-                candidates, logits_ptr, M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-                SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
+def finish_tile(acc, state, first_row, column0, slot, num_slots, rows, live, c, greedy, any_greedy, bar, num_rows, num_columns, num_samples, row_args,
+                tables, candidates, logits_ptr, M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+                SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, SKIP: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
     """Transforms, logits if asked for, draws. With several samples a row each tile leaves its candidates at once."""
     lay: gl.constexpr = state[0].type.layout
     lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, lay)), 0)
@@ -228,57 +232,83 @@ def finish_tile(acc, state, first_row, column0, slot, num_slots, rows, live, c, 
     if SINGLE:
         for b in gl.static_range(N // 128):
             state = draw_into(
-                state, ready[b], rows, live, c, greedy, any_greedy, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b, column0 + b * 128,
-                M, WANT_MASS, FAST,
+                state, ready[b], rows, live, c, greedy, any_greedy, bar, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b, column0 + b * 128,
+                M, WANT_MASS, SKIP, FAST,
             )  # fmt: skip
     else:
         for k in range(num_samples):
             one = empty_state(M, lay)
             for b in gl.static_range(N // 128):
                 one = draw_into(
-                    one, ready[b], rows, live, c, greedy, any_greedy, row_args, k.to(gl.uint32), lane, first_block + b, column0 + b * 128,
-                    M, WANT_MASS, FAST,
+                    one, ready[b], rows, live, c, greedy, any_greedy, bar, row_args, k.to(gl.uint32), lane, first_block + b, column0 + b * 128,
+                    M, WANT_MASS, False, FAST,
                 )  # fmt: skip
             store_candidates(one, gl.max(rows, 1), num_rows, tables[0], slot, num_slots, k, candidates, WANT_MASS)
     return state
 
 
 @gluon.jit
-def consumer(w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples, blocks_d, num_slots, row_args,
-             tables, candidates, logits_ptr, WG: gl.constexpr, BV: gl.constexpr, MW: gl.constexpr, STAGES: gl.constexpr,
-             HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr,
-             FAST: gl.constexpr):  # fmt: skip
+def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
+    """Raise the rows' keys to this CTA's best: the order-preserving int32 image of the score above the complemented id,
+    so that the larger key wins and ties go to the lower id."""
+    score, column, _ = gl.reduce((state[0], state[1], state[2]), 1, better)
+    image = score.to(gl.int32, bitcast=True)
+    ordered = image ^ ((image >> 31) & 0x7FFFFFFF)
+    key = (ordered.to(gl.int64) << 32) | (0x7FFFFFFF - (column + first_id)).to(gl.int64)
+    r = gl.arange(0, M, layout=key.type.layout) + row0
+    gl.atomic_max(keys_ptr + r, key, mask=r < num_rows, sem="relaxed", scope="gpu")
+
+
+@gluon.jit
+def read_bar(keys_ptr, rows, live):
+    """Best score [M, 1] that any CTA has published for the row, perhaps stale; -inf when none has."""
+    ordered = (gl.load(keys_ptr + rows, mask=live, other=0, volatile=True) >> 32).to(gl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def consumer(w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples, blocks_d,
+             num_slots, row_args, tables, candidates, logits_ptr, WG: gl.constexpr, BV: gl.constexpr, MW: gl.constexpr,
+             STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, SHARE_BEST: gl.constexpr, HAS_SCALE: gl.constexpr,
+             HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BV, 16])
     lay: gl.constexpr = by_group(blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0], MW)[0].type.layout
+    SKIP: gl.constexpr = SHARE_BEST and keys_ptr is not None
     rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + row0 + WG * MW
     live = rows < num_rows
     c, greedy = load_scale(rows, live, row_args)
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
     state = empty_state(MW, lay)
+    bar = gl.zeros_like(c)
     full, first_unit = split_work(units, ctas, cta, BV)
     i = 0
     if BV > 128:
         for n in range(full):
-            acc, i = accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, BV, MW, STAGES)
+            if SKIP:
+                bar = read_bar(keys_ptr, rows, live)
+            acc, i = accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, BV, MW, STAGES, IN_FLIGHT)
             tile = n * ctas + cta
             state = finish_tile(
-                acc, state, row0 + WG * MW, tile * BV, tile * (BV // 128), num_slots, rows, live, c, greedy, any_greedy, num_rows, num_columns,
-                num_samples, row_args, tables, candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST,
+                acc, state, row0 + WG * MW, tile * BV, tile * (BV // 128), num_slots, rows, live, c, greedy, any_greedy, bar,
+                num_rows, num_columns, num_samples, row_args, tables, candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP,
+                SINGLE, WANT_MASS, SKIP, FAST,
             )  # fmt: skip
+            if SKIP:
+                publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
     for unit in range(first_unit, units, ctas):
-        acc, i = accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, 128, MW, STAGES)
+        if SKIP:
+            bar = read_bar(keys_ptr, rows, live)
+        acc, i = accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, 128, MW, STAGES, IN_FLIGHT)
         state = finish_tile(
-            acc, state, row0 + WG * MW, unit * 128, unit, num_slots, rows, live, c, greedy, any_greedy, num_rows, num_columns, num_samples, row_args,
-            tables, candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST,
+            acc, state, row0 + WG * MW, unit * 128, unit, num_slots, rows, live, c, greedy, any_greedy, bar,
+            num_rows, num_columns, num_samples, row_args, tables, candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP,
+            SINGLE, WANT_MASS, SKIP, FAST,
         )  # fmt: skip
+        if SKIP:
+            publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
     if keys_ptr is not None:
-        score, column, _ = gl.reduce((state[0], state[1], state[2]), 1, better)
-        # order-preserving int32 image of the score above the complemented id: the larger key wins, ties go to the lower id
-        image = score.to(gl.int32, bitcast=True)
-        ordered = image ^ ((image >> 31) & 0x7FFFFFFF)
-        key = (ordered.to(gl.int64) << 32) | (0x7FFFFFFF - (column + tables[0])).to(gl.int64)
-        r = gl.arange(0, MW, layout=key.type.layout) + row0 + WG * MW
-        gl.atomic_max(keys_ptr + r, key, mask=r < num_rows, sem="relaxed", scope="gpu")
+        if not SHARE_BEST:
+            publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
     elif SINGLE:
         store_candidates(state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates, WANT_MASS)
 
@@ -292,9 +322,9 @@ def write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH: gl
     image = (key >> 32).to(gl.int32)
     ids = 0x7FFFFFFF - (key & 0xFFFFFFFF)
     # the images of +inf (a row with a NaN) and of -inf (nothing allowed)
-    ids = gl.where((image == 0x7F800000) | (image == -2139095041), -1, ids)
+    ids = gl.where((image == 0x7F800000) | (image == -0x7F800001), -1, ids)
     gl.store(ids_ptr + r, ids, mask=r < num_rows)
-    gl.store(keys_ptr + r, gl.full_like(key, -0x8000000000000000), mask=r < num_rows)
+    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < num_rows)
     gl.store(counters_ptr + row_block, 0)
 
 
@@ -314,7 +344,7 @@ def hopper_kernel(
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
     HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, FAST: gl.constexpr,
     BV: gl.constexpr, BH: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW: gl.constexpr, STAGES: gl.constexpr,
-    WARPGROUPS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    WARPGROUPS: gl.constexpr, IN_FLIGHT: gl.constexpr, SHARE_BEST: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BV, BD], w.dtype)
     h_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BH, BD], h.dtype)
@@ -343,10 +373,10 @@ def hopper_kernel(
         gl.warp_specialize([
             (consumer, (w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples,
                         blocks_d, num_slots, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV, MW, STAGES,
-                        HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
+                        IN_FLIGHT, SHARE_BEST, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
             (consumer, (w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples,
                         blocks_d, num_slots, row_args, tables, candidates, logits_ptr, gl.constexpr(1), BV, MW, STAGES,
-                        HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
+                        IN_FLIGHT, SHARE_BEST, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
             (producer, (w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num_rows, blocks_d, BV, BH, BD, BOX,
                         STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
@@ -354,7 +384,7 @@ def hopper_kernel(
         gl.warp_specialize([
             (consumer, (w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples,
                         blocks_d, num_slots, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV, MW, STAGES,
-                        HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
+                        IN_FLIGHT, SHARE_BEST, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
             (producer, (w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num_rows, blocks_d, BV, BH, BD, BOX,
                         STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip

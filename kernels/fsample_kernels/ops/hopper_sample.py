@@ -11,12 +11,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fsample_kernels.ops import arguments, hopper_configs
-from fsample_kernels.ops.hopper_kernel import hopper_kernel
+from fsample_kernels.ops.hopper_kernel import EMPTY_KEY, hopper_kernel
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
 LOG2_E = 1.4426950408889634
-EMPTY_KEY = -(1 << 63)
 # Without an entry cap ptxas ignores the register split of the warp-specialised parts; m64n256 needs 154 at least.
 MAX_REGISTERS = 168
 CONSUMER_REGISTERS = 240
@@ -33,7 +32,7 @@ class Workspace:
 
     @staticmethod
     def empty(num_rows: int, device: torch.device) -> Workspace:
-        keys = torch.full((num_rows,), EMPTY_KEY, dtype=torch.int64, device=device)
+        keys = torch.full((num_rows,), EMPTY_KEY.value, dtype=torch.int64, device=device)
         return Workspace(keys, torch.zeros(num_rows, dtype=torch.int32, device=device))
 
 
@@ -140,7 +139,8 @@ def run(problem: Problem) -> SampleResult:
             HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
             WANT_MASS=wants_mass, FAST=problem.math == "fast",
             BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
-            WARPGROUPS=config.warpgroups, CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
+            WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight, SHARE_BEST=config.share_best,
+            CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
             num_warps=4, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         if launch is not None:

@@ -9,7 +9,7 @@ every reshape here renames registers and moves nothing. The arithmetic of the dr
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsample_kernels.ops.device import GROUP_DOMAIN, draw_member, exp2, log2, philox
+from fsample_kernels.ops.device import draw_member, exp2, group_mass, group_score, philox
 from fsample_kernels.ops.epilogue import tanh
 
 LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference of two is no NaN
@@ -19,7 +19,7 @@ LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference 
 def blocks(acc, M: gl.constexpr, N: gl.constexpr):
     """[M, N] accumulator -> N / 128 tensors [M, 128], in order."""
     out = (acc,)
-    for level in gl.static_range(N // 256):
+    for _ in gl.static_range(N // 256):
         halves = ()
         for j in gl.static_range(len(out)):
             y = out[j]
@@ -33,7 +33,7 @@ def blocks(acc, M: gl.constexpr, N: gl.constexpr):
 def by_group(x, M: gl.constexpr):
     """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the block's four groups."""
     xs = (x.reshape(M, 16, 4, 2).permute(0, 2, 1, 3).reshape(M, 4, 32),)
-    for level in gl.static_range(5):
+    for _ in gl.static_range(5):
         halves = ()
         for j in gl.static_range(len(xs)):
             y = xs[j]
@@ -144,25 +144,39 @@ def store_logits(logits_ptr, xs, first_row, num_rows, column0, num_columns, M: g
 
 
 @gluon.jit
-def draw_block(xs, c, greedy, any_greedy, words, sample, group, M: gl.constexpr, FAST: gl.constexpr):
+def draw_block(xs, c, greedy, any_greedy, words, sample, group, best, bar, M: gl.constexpr, SKIP: gl.constexpr,
+               FAST: gl.constexpr):  # fmt: skip
     """One draw in each of the four groups of a block, and their scores, all [M, 4].
 
-    Returns score (base 2), member j, log2-mass as (m, total), and the share e of the drawn member.
+    Returns score (base 2), member j, log2-mass as (m, total), and the share e of the drawn member. With SKIP the draw
+    inside the groups is left out where no group of the warpgroup beats both its own best and the row's best so far,
+    `bar` [M, 1]: the member is then meaningless and cannot win.
     """
     position, row_word, key0, key1 = words
     unit = group.to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
-    r0, r1, r2, r3 = philox(unit, position, sample, row_word, key0, key1)
-    score, member, m, total, e = draw_member(xs, c, r0, r1, r2, r3, FAST)
+    # before the masses, so that the logits need not outlive them
+    top = xs[0]
+    first = gl.zeros_like(unit).to(gl.int32)
     if any_greedy:
-        top = xs[0]
         for j in gl.static_range(1, 32):
             top = gl.maximum(top, xs[j])
-        first = gl.zeros_like(member)
         for j in gl.static_range(31, -1, -1):
             first = gl.where(xs[j] == top, j, first)
+    r0, r1, r2, r3 = philox(unit, position, sample, row_word, key0, key1)
+    m, total, sums = group_mass(xs, c, FAST)
+    score = group_score(m, total, r2, r3, FAST)
+    if any_greedy:
         # c is 1 in a greedy row, or NaN where the row's parameters are bad; a NaN logit shows in the total
         alone = gl.where(total == total, top * c, float("inf"))
         score = gl.where(greedy, gl.where(alone == alone, alone, float("inf")), score)
+    member = first
+    e = gl.full_like(m, 1.0)
+    draws = True
+    if SKIP:
+        hopeful = (score > best) & (score >= bar)
+        draws = gl.max(gl.max(hopeful.to(gl.int32), 1), 0) > 0
+    if draws:
+        member, e = draw_member(sums, total, r0, r1)
         member = gl.where(greedy, first, member)
         e = gl.where(greedy, 1.0, e)
     return score, member, m, total, e
