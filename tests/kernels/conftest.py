@@ -66,16 +66,14 @@ def make_problem() -> Callable[..., Problem]:
     def make(
         B: int, V: int, D: int, dtype: torch.dtype = torch.float32, device: str = "cpu", **fields: object
     ) -> Problem:
-        generator = torch.Generator().manual_seed(1000 * B + V + D)
-        hidden = torch.randn(B, D, generator=generator).to(device, dtype)
-        weight = (torch.randn(V, D, generator=generator) * (2.0 / D**0.5)).to(
-            device, dtype
-        )  # logits with std 2
+        generator = torch.Generator(device).manual_seed(1000 * B + V + D)
+        hidden = torch.randn(B, D, generator=generator, device=device).to(dtype)
+        weight = torch.randn(V, D, generator=generator, device=device).mul_(2.0 / D**0.5)  # logits with std 2
         defaults: dict[str, object] = {
-            "hidden": hidden, "weight": weight, "logits": None, "temperature": 1.0,
-            "seed": 0x9E3779B97F4A7C15,
-            "position": 7, "num_samples": 1, "head_bias": None, "logit_scale": 1.0, "softcap": None,
-            "logit_bias": None, "sparse_bias": None, "mask": None, "bitmask": None, "vocab_size": V,
+            "hidden": hidden, "weight": weight.to(dtype), "logits": None, "temperature": 1.0,
+            "seed": 0x9E3779B97F4A7C15, "position": 7, "num_samples": 1, "head_bias": None,
+            "logit_scale": 1.0, "softcap": None, "logit_bias": None, "sparse_bias": None, "mask": None,
+            "bitmask": None, "vocab_size": V,
             "first_id": 0, "noise": "grouped", "math": "fast", "want_logprob": False, "want_lse": False,
             "store_logits": False,
         }  # fmt: skip

@@ -1,7 +1,8 @@
 """The noise and the draws inside a tile, as Triton device functions: the twin of `noise.py`.
 
-A tile holds BLOCK_B rows by BLOCK_V ids, its first id at a multiple of 128. FAST picks the two MUFU instructions of
-NVIDIA GPUs by inline PTX; without it log2 and exp2 are Triton's, which also run in the interpreter and on other GPUs.
+A tile holds BLOCK_B rows by BLOCK_V ids, its first id at a multiple of 128. FAST picks NVIDIA's two
+MUFU instructions by inline PTX; without it log2 and exp2 are Triton's, which also run in the interpreter and on
+other GPUs.
 """
 
 import triton
@@ -46,7 +47,7 @@ def base2_scale(temperature):
 def philox(c0, c1, c2, c3, k0, k1):
     """Philox4x32-10; every word uint32, broadcast together.
 
-    The 64-bit product of two words is one IMAD.WIDE; Triton's own `tl.philox` spends a high and a low multiply on it.
+    The 64-bit product of two words is one IMAD.WIDE; Triton's `tl.philox` spends a high and a low multiply.
     """
     for _ in tl.static_range(10):
         p0 = c0.to(tl.uint64) * 0xD2511F53
@@ -72,7 +73,7 @@ def uniform32(word):
 
 @triton.jit
 def log2_exponential(u, FAST: tl.constexpr):
-    """log2(E), E = -log1p(-u). Below 2^-6 a series: there log2(1 - u) has no digits left, and there draws are won."""
+    """log2(E), E = -log1p(-u). Below 2^-6, where draws are won, a series: log2(1 - u) has few digits there."""
     u = tl.minimum(u, 1.0 - TWO_M24)
     series = u * (1.0 + u * (0.5 + u * 0.3333333333333333))
     direct = log2(1.0 - u, FAST) * -LN_2
@@ -94,7 +95,7 @@ def split_uniform(r0, r1, total):
 
 @triton.jit
 def descend(hi, lo, left, right):
-    """One node of the tree, lighter side first. Returns what is left of t and the bit: 1 for the right side."""
+    """One node of the tree, lighter side first. Returns what is left of t and the bit: 1 for the right."""
     left_is_light = left <= right
     d = hi - tl.minimum(left, right)
     s = d + lo
@@ -136,7 +137,7 @@ def group_mass(
     c,  # log2(e) / temperature, broadcast to that shape
     FAST: tl.constexpr,
 ):  # fmt: skip
-    """Mass of every group, total * 2^m, and the tree of its partial sums: elementwise, any layout of groups will do.
+    """Mass of every group, total * 2^m, and the tree of its partial sums: elementwise, in any layout of groups.
 
     A NaN or +inf logit makes the total NaN.
     """
@@ -176,7 +177,8 @@ def draw_member(sums, total, r0, r1):
     hi, lo, b3 = descend(hi, lo, s1[0], s1[1])
     s0 = pick(pick(pick(pick(s0, b0, 16), b1, 8), b2, 4), b3, 2)
     hi, lo, b4 = descend(hi, lo, s0[0], s0[1])
-    member = b0.to(tl.int32) + b1.to(tl.int32) * 2 + b2.to(tl.int32) * 4 + b3.to(tl.int32) * 8 + b4.to(tl.int32) * 16
+    member = b0.to(tl.int32) + b1.to(tl.int32) * 2 + b2.to(tl.int32) * 4
+    member += b3.to(tl.int32) * 8 + b4.to(tl.int32) * 16
     return member, tl.where(b4, s0[1], s0[0])
 
 
@@ -195,8 +197,8 @@ def grouped_draw(
     The score is +inf and the column NO_ID where a logit is NaN or +inf: the sum of its group is then NaN.
     """
     GROUPS: tl.constexpr = BLOCK_V // 32
-    # A column is 128 block + 8 (b4 b3 b2 b1) + 2 q + b0. On a wgmma accumulator q is the lane and every b a register,
-    # so all that follows up to the last reduction stays inside a thread.
+    # A column is 128 block + 8 (b4 b3 b2 b1) + 2 q + b0. On a wgmma accumulator q is the lane and every b a
+    # register, so all that follows up to the last reduction stays inside a thread.
     x = tl.reshape(y, (BLOCK_B, BLOCK_V // 128, 2, 2, 2, 2, 4, 2))
     x = tl.permute(x, (0, 1, 6, 7, 5, 4, 3, 2))  # [B, block, q, b0, b1, b2, b3, b4]
     x = leaves(tl.reshape(x, (BLOCK_B, GROUPS, 2, 2, 2, 2, 2)))

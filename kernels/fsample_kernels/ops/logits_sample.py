@@ -44,14 +44,23 @@ def logits_sample_kernel(
     )  # fmt: skip
 
 
-def run(problem: Problem) -> SampleResult:
-    """Draw ids [B, K] from softmax(transform(logits) / temperature); see `Problem` for shapes."""
+def kernel_arguments(problem: Problem, block_v: int, launch: arguments.Launch) -> dict[str, object]:
+    """Every argument of `logits_sample_kernel`, by name."""
     logits = problem.logits
     assert logits is not None
+    return {
+        "source_ptr": logits, "source_stride_b": logits.stride(0), "source_stride_v": logits.stride(1),
+        **launch.kernel_arguments, "BLOCK_V": block_v,
+    }  # fmt: skip
+
+
+def run(problem: Problem) -> SampleResult:
+    """Draw ids [B, K] from softmax(transform(logits) / temperature); see `Problem` for shapes."""
+    assert problem.logits is not None
     block_v, num_warps = configs.pick_streaming(problem.num_rows)
-    with arguments.on_device(logits.device):
+    with arguments.on_device(problem.logits.device):
         launch = arguments.prepare(problem, block_v)
         logits_sample_kernel[(launch.num_tiles * problem.num_rows,)](
-            logits, *logits.stride(), **launch.kernel_arguments, BLOCK_V=block_v, num_warps=num_warps
+            **kernel_arguments(problem, block_v, launch), num_warps=num_warps
         )
         return reduce_candidates(problem, launch)

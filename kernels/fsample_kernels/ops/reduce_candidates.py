@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsample_kernels.ops.arguments import Launch, stride_of
+from fsample_kernels.ops.arguments import Launch
 from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
 from fsample_kernels.types import Problem, SampleResult
 
@@ -94,21 +94,27 @@ def reduce_candidates_kernel(
             )
 
 
+def kernel_arguments(
+    launch: Launch, ids: Tensor, logprob: Tensor | None, lse: Tensor | None
+) -> dict[str, object]:
+    """Every argument of `reduce_candidates_kernel`, by name."""
+    K, B, T = launch.scores.shape
+    shared = ("temperature_ptr", "temperature_stride", "temperature", "position_ptr", "position_stride")
+    return {
+        "score_ptr": launch.scores, "id_ptr": launch.ids, "logit_ptr": launch.winner_logits,
+        "max_ptr": launch.tile_max, "sum_ptr": launch.tile_sum, "spoiled_ptr": launch.spoiled,
+        **{name: launch.kernel_arguments[name] for name in shared},
+        "out_ids_ptr": ids, "out_logprob_ptr": logprob, "out_lse_ptr": lse,
+        "num_rows": B, "num_samples": K, "num_tiles": T, "BLOCK_T": BLOCK_T,
+    }  # fmt: skip
+
+
 def reduce_candidates(problem: Problem, launch: Launch) -> SampleResult:
     """Pick each row's winner among the candidates of `launch`."""
-    K, B, T = launch.scores.shape
+    K, B, _ = launch.scores.shape
     device = launch.scores.device
     ids = torch.empty(B, K, dtype=torch.int64, device=device)
     logprob = torch.empty(B, K, device=device) if problem.want_logprob else None
     lse = torch.empty(B, device=device) if problem.want_lse else None
-    temperature, position = problem.temperature, problem.position
-    temperature_tensor = temperature if isinstance(temperature, Tensor) else None
-    position_tensor = position if isinstance(position, Tensor) else None
-    reduce_candidates_kernel[(B * K,)](
-        launch.scores, launch.ids, launch.winner_logits, launch.tile_max, launch.tile_sum,
-        temperature_tensor, stride_of(temperature_tensor),
-        1.0 if isinstance(temperature, Tensor) else temperature,
-        position_tensor, stride_of(position_tensor), launch.spoiled,
-        ids, logprob, lse, B, K, T, BLOCK_T=BLOCK_T, num_warps=4,
-    )  # fmt: skip
+    reduce_candidates_kernel[(B * K,)](**kernel_arguments(launch, ids, logprob, lse), num_warps=4)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")
