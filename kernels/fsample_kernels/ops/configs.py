@@ -20,8 +20,8 @@ class Config:
 
 
 # Largest batch of the class -> shape. The last entry serves every larger batch, tile by tile.
-# Up to 64 rows two blocks fit an SM: one streams weights while the other draws. Each has 70 KiB or more of loads
-# in flight; 4.4 TB/s times the latency of memory is about 35 KiB an SM.
+# Up to 64 rows two blocks fit an SM: one streams weights while the other draws. Each has 70 KiB or more of
+# loads in flight; 4.4 TB/s times the latency of memory is about 35 KiB an SM.
 HOPPER = {
     16: Config(16, 128, 128, 4, 3, vocab_on_m=True),
     32: Config(32, 128, 64, 4, 5, vocab_on_m=True),

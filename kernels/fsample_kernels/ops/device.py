@@ -1,8 +1,8 @@
 """The noise and the draws inside a tile, as Triton device functions: the twin of `noise.py`.
 
 A tile holds BLOCK_B rows by BLOCK_V ids, its first id at a multiple of 128. FAST picks NVIDIA's two
-MUFU instructions by inline PTX; without it log2 and exp2 are Triton's, which also run in the interpreter and on
-other GPUs.
+MUFU instructions by inline PTX; without it log2 and exp2 are Triton's, which run in the interpreter and on
+other GPUs as well.
 """
 
 import triton
@@ -73,7 +73,7 @@ def uniform32(word):
 
 @triton.jit
 def log2_exponential(u, FAST: tl.constexpr):
-    """log2(E), E = -log1p(-u). Below 2^-6, where draws are won, a series: log2(1 - u) has few digits there."""
+    """log2(E), E = -log1p(-u). Below 2^-6, where draws are won, a series: log2(1 - u) has no digits."""
     u = tl.minimum(u, 1.0 - TWO_M24)
     series = u * (1.0 + u * (0.5 + u * 0.3333333333333333))
     direct = log2(1.0 - u, FAST) * -LN_2
@@ -137,7 +137,7 @@ def group_mass(
     c,  # log2(e) / temperature, broadcast to that shape
     FAST: tl.constexpr,
 ):  # fmt: skip
-    """Mass of every group, total * 2^m, and the tree of its partial sums: elementwise, in any layout of groups.
+    """Mass of every group, total * 2^m, and the tree of its partial sums; elementwise, so in any layout.
 
     A NaN or +inf logit makes the total NaN.
     """
