@@ -15,6 +15,7 @@ from fsample_cli.exactness import (
     log_probability,
     noise_words,
     pathwise,
+    ranks,
     tails,
     zero_mass,
 )
@@ -42,6 +43,7 @@ TESTS: tuple[Check, ...] = (
     Check(zero_mass.TEST, zero_mass.run, "a forbidden token is never drawn"),
     Check(id_range.TEST, id_range.run, "ids lie in [0, V) at sizes beside tiles and words"),
     Check(independence.TEST, independence.run, "rows, steps, seeds and samples share nothing"),
+    Check(ranks.TEST, ranks.run, "shards merged by log-mass are the whole distribution", ours_only=True),
     Check(pathwise.TEST, pathwise.run, "same noise, same token as in float64", ours_only=True),
     Check(
         log_probability.TEST, log_probability.run, "log-probability and lse against float64", ours_only=True

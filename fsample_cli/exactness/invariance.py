@@ -39,9 +39,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     if subject.reference is not None:
         results.append(_implementation(subject, subject.reference, setting))
     if plan.device == "cuda":
-        case = Case.start(TEST, subject, "graph replay and eager")
-        wrong = _graph(setting)
-        results.append(case.rule("", wrong > 0, ROWS, f"{wrong} tokens differ", "share of wrong tokens"))
+        results.append(_graph_result(Case.start(TEST, subject, "graph replay and eager"), setting))
     return results
 
 
@@ -133,6 +131,17 @@ def _implementation(subject: Subject, reference: Library, s: _Setting) -> TestRe
     close = oracle.expected(s.logits, 1.0, s.seeds, s.positions, 0, subject.noise).close
     wrong = int((other & ~close).sum())
     return case.rule("", wrong > 0, ROWS, f"{wrong} tokens differ beyond rounding", "share of wrong tokens")
+
+
+def _graph_result(case: Case, s: _Setting) -> TestResult:
+    """A call that cannot be captured breaks the rule: a serving engine would have to run it outside its
+    graph.
+    """
+    try:
+        wrong = _graph(s)
+    except RuntimeError as error:
+        return case.rule("", True, ROWS, f"not captured: {str(error).splitlines()[0]}")
+    return case.rule("", wrong > 0, ROWS, f"{wrong} tokens differ", "share of wrong tokens")
 
 
 def _graph(s: _Setting) -> int:

@@ -84,7 +84,7 @@ def test_tests_for_our_library_are_skipped_for_others(wolf: list[list[TestResult
     assert (
         skipped
         == {check.name for check in TESTS if check.ours_only}
-        == {"pathwise", "logprob", "invariance", "noise"}
+        == {"ranks", "pathwise", "logprob", "invariance", "noise"}
     )
 
 

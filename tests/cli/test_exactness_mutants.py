@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 import fsample_kernels
-from fsample_cli.exactness import battery, invariance, oracle, pathwise, self_test, targets
+from fsample_cli.exactness import battery, invariance, oracle, pathwise, ranks, self_test, targets
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.mutants import MUTANTS, Mutant, control
 from fsample_cli.exactness.plan import make_plan
 from fsample_cli.exactness.subject import Library, Subject
-from fsample_kernels import noise
+from fsample_kernels import noise, validation
+from fsample_kernels import oracle as library_oracle
+from fsample_kernels.distributed import merge
 from fsample_kernels.types import SampleResult
 
 ALGORITHMS = ("element", "grouped", "online")
@@ -96,6 +98,46 @@ def test_pathwise_sees_one_wrong_token_and_names_it(algorithm: str) -> None:
     wrong = pathwise.run(subject(algorithm, swapped), plan)
     assert all(result.broken for result in wrong)
     assert "row 20" in wrong[0].note and "margin" in wrong[0].note
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_oracles_written_apart_agree(algorithm: str) -> None:
+    """This one and the library's: the same tokens for two samples of every row."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(9, 9000, generator=generator) * 3
+    seeds = torch.randint(2**62, (9,), generator=generator)
+    problem = validation.logits_problem(
+        logits, temperature=0.7, seed=seeds, position=12, num_samples=2, logit_scale=1.0, softcap=None,
+        logit_bias=None, mask=None, vocab_size=None, noise=algorithm,  # type: ignore[arg-type]
+        math="fast", want_logprob=False, want_lse=False,
+    )  # fmt: skip
+    theirs = library_oracle.oracle(problem).ids
+    mine = [oracle.expected(logits, 0.7, seeds, 12, sample, algorithm).ids for sample in (0, 1)]
+    assert torch.equal(theirs, torch.stack(mine, dim=1))
+
+
+def test_ranks_that_share_noise_or_merge_wrongly_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan("quick", "cpu", torch.float32, 1, 0.01)
+    right = battery.judge(ranks.run(subject("grouped", ours("grouped")), plan), 0.01)
+    assert battery.passed(right), right
+
+    right_merge = merge.merge_log_mass
+
+    def heaviest(ids: Tensor, lse: Tensor, *, seed: int, position: int) -> merge.Merged:
+        return right_merge(ids, lse * 3, seed=seed, position=position)
+
+    def local(hidden: Tensor, weight: Tensor, *, mask: Tensor, **options: Any) -> SampleResult:
+        """Noise by place in the shard: as if every shard started at id 0."""
+        first = int(mask.int().argmax())
+        moved = mask.roll(-first)
+        result = ours("grouped")(hidden, weight.roll(-first, 0), mask=moved, **options)
+        return result._replace(ids=result.ids + first)
+
+    shared = battery.judge(ranks.run(subject("grouped", local), plan), 0.01)
+    assert "equal: ranks" in [r.case for r in shared if r.verdict == "fail"]
+    monkeypatch.setattr(merge, "merge_log_mass", heaviest)
+    wrong = battery.judge(ranks.run(subject("grouped", ours("grouped")), plan), 0.01)
+    assert sum(r.verdict == "fail" for r in wrong) >= 2
 
 
 def test_pathwise_sees_noise_of_another_algorithm() -> None:

@@ -195,3 +195,18 @@ def test_the_self_test_lists_every_mutant_and_fails_when_one_goes_unseen(
         results = strict(done.out)["results"]
         assert [row["sampler"] for row in results] == ["control", *(f"mutant:{m.name}" for m in planted)]
         assert [row["verdict"] for row in results] == ["pass"] * 3 + ["fail"] * code
+
+
+def test_an_audit_in_markdown_starts_with_samplers_by_tests(fsample: Fsample) -> None:
+    done = fsample(
+        "verify", "--test", "rows,range", "--draws", 2000, "--format", "markdown", "-q", "--device", "cpu",
+        "--sampler", "fused:grouped,fi2,tests.cli.perfect:past_the_end",
+    )  # fmt: skip
+    assert done.code == 1
+    lines = done.out.splitlines()
+    start = lines.index("| sampler | rows | range |")
+    assert lines[start + 2 : start + 5] == [
+        "| fused:grouped | pass | pass |",
+        "| fi2 | – | – |",
+        "| tests.cli.perfect:past_the_end | **fail** | **fail** |",
+    ]

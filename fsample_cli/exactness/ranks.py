@@ -1,0 +1,73 @@
+"""Test `ranks`: a vocabulary split over ranks and merged by log-mass draws from the whole distribution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fsample_cli.exactness import targets
+from fsample_cli.exactness.draws import Histogram
+from fsample_cli.exactness.goodness_of_fit import chi_squared
+from fsample_cli.exactness.outcomes import Case
+from fsample_cli.exactness.plan import Plan
+from fsample_cli.exactness.result import TestResult
+from fsample_cli.exactness.subject import Library, Subject
+from fsample_kernels.distributed import merge
+
+TEST = "ranks"
+VOCAB = 512
+SHARE = 8  # of the draws of the pair tests, for each of 14 shards costs a draw
+# shard starts: even; inside groups of 32; a shard of one token; with an empty rank
+SPLITS = ((0, 256, VOCAB), (0, 100, 400, VOCAB), (0, 511, VOCAB), (0, 128, 128, 384, VOCAB))
+
+
+def run(subject: Subject, plan: Plan) -> list[TestResult]:
+    """Each rank draws from its shard (the head with the other shards masked, so ids and noise are global)."""
+    assert subject.library is not None
+    results = [_split(subject, subject.library, starts, plan) for starts in SPLITS]
+    return [*results, _independent(subject, subject.library, plan)]
+
+
+def _split(subject: Subject, library: Library, starts: tuple[int, ...], plan: Plan) -> TestResult:
+    target = targets.skewed(VOCAB, plan.seed)
+    case = Case.start(TEST, subject, f"{len(starts) - 1} ranks at {'/'.join(map(str, starts[1:-1]))}")
+    draws = plan.pair_draws // SHARE
+    rows = plan.rows(VOCAB, draws)
+    hidden, weight = target.tensors(rows, plan.device, plan.dtype)
+    histogram = Histogram(VOCAB, 1, plan.device)
+    seed = plan.case_seed(case.name)
+    for position in range(-(-draws // rows)):
+        drawn = [
+            _rank(library, hidden, weight, a, b, seed, position)
+            for a, b in zip(starts, starts[1:], strict=False)
+        ]
+        ids, masses = torch.stack([pair[0] for pair in drawn]), torch.stack([pair[1] for pair in drawn])
+        histogram.add(merge.merge_log_mass(ids, masses, seed=seed, position=position).ids[:, 0])
+    found = histogram.result()
+    if found.out_of_range:
+        return case.rule("range", True, found.draws, found.complaint)
+    return case.fit("", chi_squared(found.counts[0], target.probabilities), found.draws)
+
+
+def _rank(
+    library: Library, hidden: Tensor, weight: Tensor, first: int, end: int, seed: int, position: int
+) -> tuple[Tensor, Tensor]:
+    """One rank's candidates [B, 1] and its log-mass [B]; a rank without tokens has id -1 and mass -inf."""
+    mask = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
+    mask[first:end] = True
+    result = library(hidden, weight, seed=seed, position=position, mask=mask, want_lse=True)
+    assert result.lse is not None
+    return result.ids, result.lse
+
+
+def _independent(subject: Subject, library: Library, plan: Plan) -> TestResult:
+    """Two ranks with flat shards of 256: the places inside them agree with probability 1/256."""
+    case = Case.start(TEST, subject, "equal: ranks")
+    rows = plan.rows(VOCAB, plan.pair_draws // SHARE)
+    hidden, weight = targets.flat(VOCAB).tensors(rows, plan.device, plan.dtype)
+    seed, same, calls = plan.case_seed(case.name), 0, -(-plan.pair_draws // SHARE // rows)
+    for position in range(calls):
+        left, _ = _rank(library, hidden, weight, 0, 256, seed, position)
+        right, _ = _rank(library, hidden, weight, 256, 512, seed, position)
+        same += int((left + 256 == right).sum())
+    return case.events("", same, calls * rows, 1 / 256, "share of equal draws")
