@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -204,9 +205,18 @@ def run(problem: Problem, implementation: str = "auto") -> SampleResult:
     if problem.num_samples == 0:  # the row results are still defined; no kernel needs to know this case
         one = run(dataclasses.replace(problem, num_samples=1), name)
         return one._replace(ids=one.ids[:, :0], logprob=None if one.logprob is None else one.logprob[:, :0])
+    result: SampleResult = choose(problem, name).run(problem)
+    return result
+
+
+def choose(problem: Problem, name: Implementation) -> ModuleType:
+    """The module whose `run` and `candidates` serve the problem (over logits: `run` alone).
+
+    Raises ValueError when the implementation asked for cannot, with the reason.
+    """
     reason = _why_not_kernels(problem)
     if name == "reference" or (name == "auto" and (reason or device_of(problem).type == "cpu")):
-        return reference.run(problem)
+        return reference
     if reason is not None:
         raise ValueError(f"implementation={name!r} cannot run this: {reason}; use 'auto' or 'reference'")
     if problem.hidden is None:
@@ -216,18 +226,18 @@ def run(problem: Problem, implementation: str = "auto") -> SampleResult:
             )
         from .ops import logits_sample
 
-        return logits_sample.run(problem)
+        return logits_sample
     if name != "triton":
         from .ops import hopper_sample
 
         reason = hopper_sample.why_not(problem)
         if reason is None:
-            return hopper_sample.run(problem)
+            return hopper_sample
         if name == "hopper":
             raise ValueError(f"implementation='hopper' cannot run this: {reason}; use 'auto' or 'triton'")
     from .ops import lm_head_sample
 
-    return lm_head_sample.run(problem)
+    return lm_head_sample
 
 
 def _why_not_kernels(problem: Problem) -> str | None:

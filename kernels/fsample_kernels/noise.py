@@ -17,7 +17,11 @@ Groups: a fixed partition of global ids, 32 a group, the same for every implemen
 
 which is what one thread of a Hopper `wgmma` accumulator holds. As a view, 128 ids are [16, 4, 2] = [j // 2,
 q, j % 2]. A shard of the vocabulary that starts at a multiple of 128 holds whole groups, so it draws the
-same tokens.
+same tokens. One that starts inside a block shares that block's groups with the rank before it, and each rank
+draws for its own part of them: with the same words, the heavier part would always win. So the groups of the
+block that such a shard starts in have a domain of their own, SPLIT + first_id % 128. No two shards start at
+the same id, so the map stays injective; the draw is then exact in distribution, with other tokens than the
+whole vocabulary gives. ELEMENT gives every id its own word, and with it the same tokens for any shards.
 
 Words are int64 tensors with values in [0, 2**32): torch has no unsigned 32-bit arithmetic on every device.
 """
@@ -31,6 +35,7 @@ import torch
 from torch import Tensor
 
 ELEMENT, GROUP, ONLINE, RANK = 0, 1, 2, 3  # domains
+SPLIT = 128  # ... and SPLIT + 1 .. SPLIT + 127: groups of the block that a shard starts inside of
 
 GROUP_SIZE = 32
 BLOCK = 128  # ids that hold four whole groups
@@ -109,8 +114,8 @@ class RowStreams:
             *(word[..., None] if isinstance(word, Tensor) and word.dim() else word for word in self._words())
         )
 
-    def words(self, unit: Tensor, sample: Word, domain: int) -> Words:
-        """Four words for `unit` and `sample`, both broadcast against the rows."""
+    def words(self, unit: Tensor, sample: Word, domain: Word) -> Words:
+        """Four words for `unit`, `sample` and `domain`, broadcast against the rows."""
         return philox(unit, self.position, sample, self.row | (domain << 24), self.key0, self.key1)
 
     def _words(self) -> tuple[Word, Word, Word, Word]:
@@ -160,6 +165,12 @@ def log_mass_score(log2_mass: Tensor, exponential: Tensor) -> Tensor:
 def group_of(ids: Tensor) -> Tensor:
     """Group number of global token ids."""
     return (ids >> 7) * 4 + ((ids & 7) >> 1)
+
+
+def group_domain(group: Tensor, first_id: int) -> Word:
+    """Domain of the words of group numbers, on a shard that starts at `first_id`."""
+    shift = first_id % BLOCK
+    return GROUP if shift == 0 else torch.where(group >> 2 == first_id // BLOCK, SPLIT + shift, GROUP)
 
 
 def member_of(ids: Tensor) -> Tensor:

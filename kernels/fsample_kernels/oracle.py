@@ -94,7 +94,8 @@ class Oracle:
 
     def group_scores(self, sample: int) -> Tensor:
         """log2 mass + Gumbel of each group, [B, G]."""
-        _, _, r2, r3 = self.streams.lanes().words(self.groups, sample, noise.GROUP)
+        domain = noise.group_domain(self.groups, self.problem.first_id)
+        _, _, r2, r3 = self.streams.lanes().words(self.groups, sample, domain)
         return self.mass - _exponential(noise.uniform64(r2, r3, torch.float64)).log2()
 
     def group_choice(self, sample: int) -> Tensor:
@@ -151,7 +152,8 @@ class Oracle:
         x = self.members[rows, group - self.groups[0]]
         top = x.amax(1, keepdim=True)
         e = torch.exp2(x - top.masked_fill(top == -torch.inf, 0.0))
-        r0, r1, _, _ = self.streams.words(group, sample, noise.GROUP)
+        domain = noise.group_domain(group, self.problem.first_id)
+        r0, r1, _, _ = self.streams.words(group, sample, domain)
         return e, noise.uniform64(r0, r1, torch.float64).clamp(max=_TOP) * e.sum(1)
 
 

@@ -28,11 +28,20 @@ _PENDING_DRAWS = (
 
 def run(problem: Problem) -> SampleResult:
     """Draw as `api.sample` documents, in fp32; on any device that torch supports, without waiting for it."""
+    return candidates(problem)[0]
+
+
+def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
+    """The result and the scores of its ids, [B, K] fp32, for comparison with other shards of a vocabulary.
+
+    Base 2, in greedy rows y; +inf where a row is bad, -inf where nothing is allowed. With noise="online" a
+    score says nothing: there the draw is no comparison of scores.
+    """
     with torch.no_grad(), full_fp32_products(device_of(problem)):
         return _run(problem)
 
 
-def _run(problem: Problem) -> SampleResult:
+def _run(problem: Problem) -> tuple[SampleResult, Tensor]:
     rows = row_parameters(problem)
     device, num_rows = device_of(problem), problem.num_rows
     all_greedy = rows.greedy is True
@@ -53,14 +62,17 @@ def _run(problem: Problem) -> SampleResult:
     shape = (problem.num_samples, num_rows)
     if draws is not None:
         ids, x = draws.result()  # [K, B] each
+        scores = draws.best
     else:
         ids, x = torch.empty(shape, dtype=torch.int64, device=device), top.expand(shape)
+        scores = x
     total = top.double() if mass is None else mass.log2()  # [B], base 2
     logprob = ((x - total) * LN_2).clamp(max=0).to(torch.float32)
     lse = (total * LN_2).to(torch.float32)
     if greedy is not None:
         chosen = torch.full((), True, device=device) if isinstance(rows.greedy, bool) else rows.greedy
         ids = torch.where(chosen, greedy.ids, ids)
+        scores = torch.where(chosen, greedy.best, scores)
         logprob = logprob.masked_fill(chosen, 0.0)
         lse = torch.where(chosen, greedy.best, lse)
     nothing = top == -torch.inf
@@ -68,13 +80,15 @@ def _run(problem: Problem) -> SampleResult:
     ids = ids.masked_fill(bad | nothing, -1)
     logprob = logprob.masked_fill(bad | nothing, torch.nan)
     lse = lse.masked_fill(nothing, -torch.inf).masked_fill(bad, torch.nan)
-    return SampleResult(
+    scores = scores.masked_fill(nothing, -torch.inf).masked_fill(bad, torch.inf)
+    result = SampleResult(
         ids.t().contiguous(),
         logprob.t().contiguous() if problem.want_logprob else None,
         lse if problem.want_lse else None,
         logits,
         "reference",
     )
+    return result, scores.t().contiguous()
 
 
 class _Draws(ABC):
@@ -83,6 +97,7 @@ class _Draws(ABC):
     def __init__(self, problem: Problem, rows: Rows) -> None:
         device, shape = device_of(problem), (problem.num_samples, problem.num_rows)
         self.streams = rows.streams
+        self.first_id = problem.first_id
         self.samples = torch.arange(problem.num_samples, device=device)[:, None]  # [K, 1]
         self.best = torch.full(shape, -torch.inf, device=device)  # score
         self.ids = torch.full(shape, -1, dtype=torch.int64, device=device)
@@ -144,7 +159,8 @@ class _GroupDraws(_Draws):
         first = chunk.first // BLOCK
         units = 4 * first + torch.arange(mass.shape[0], device=mass.device)[:, None, None]
         for part in self._parts(max(mass.numel(), BLOCK * mass.shape[2])):
-            _, _, r2, r3 = self.streams.words(units, self.samples[part], noise.GROUP)  # [G, k, B]
+            domain = noise.group_domain(units, self.first_id)
+            _, _, r2, r3 = self.streams.words(units, self.samples[part], domain)  # [G, k, B]
             best, group = noise.log_mass_score(mass, noise.exponential(noise.uniform64(r2, r3))).max(
                 0
             )  # [k, B]
@@ -166,14 +182,16 @@ class _GroupDraws(_Draws):
             self.block[part] = torch.where(replace, block, self.block[part])
             self.logits[part] = torch.where(replace[..., None], logits, self.logits[part])
             return
-        ids, x = draw_in_block(logits, block, self.streams.take(self.rows[part]), self.samples[part])
+        streams = self.streams.take(self.rows[part])
+        ids, x = draw_in_block(logits, block, streams, self.samples[part], self.first_id)
         self.ids[part] = torch.where(replace, ids, self.ids[part])
         self.x[part] = torch.where(replace, x, self.x[part])
 
     def result(self) -> tuple[Tensor, Tensor]:
         if self.logits is None:
             return self.ids, self.x
-        return draw_in_block(self.logits, self.block, self.streams.take(self.rows), self.samples)
+        streams = self.streams.take(self.rows)
+        return draw_in_block(self.logits, self.block, streams, self.samples, self.first_id)
 
 
 class _OnlineDraws(_GroupDraws):
@@ -249,11 +267,13 @@ def merge_masses(old: Tensor, new: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return anchor + total.log2(), takes_light ^ old_is_light
 
 
-def draw_in_block(x: Tensor, block: Tensor, streams: RowStreams, sample: Tensor) -> tuple[Tensor, Tensor]:
+def draw_in_block(
+    x: Tensor, block: Tensor, streams: RowStreams, sample: Tensor, first_id: int = 0
+) -> tuple[Tensor, Tensor]:
     """One grouped draw inside one aligned block of 128 ids for each draw; fp32.
 
     x: [..., 128] logits in base 2. block: [...] global block number. streams, sample: the words of each draw,
-    broadcast to [...]. Returns the global ids [...] and their x [...].
+    broadcast to [...]. first_id: where the shard starts. Returns the global ids [...] and their x [...].
     """
     split = x.view(*x.shape[:-1], 16, 4, 2).transpose(-3, -2).flatten(-2)  # [..., 4, 32]: member j of group q
     m = split.amax(-1)
@@ -263,7 +283,7 @@ def draw_in_block(x: Tensor, block: Tensor, streams: RowStreams, sample: Tensor)
         levels.append(levels[-1][..., :half] + levels[-1][..., half:])
     total = levels.pop()[..., 0]  # [..., 4]
     group = block[..., None] * 4 + torch.arange(4, device=x.device)
-    r0, r1, r2, r3 = streams.lanes().words(group, sample[..., None], noise.GROUP)
+    r0, r1, r2, r3 = streams.lanes().words(group, sample[..., None], noise.group_domain(group, first_id))
     member = descend(levels, *noise.split_uniform(r0, r1, total))
     score = noise.log_mass_score(m + total.log2(), noise.exponential(noise.uniform64(r2, r3)))
     ids = noise.id_of(group, member)

@@ -10,7 +10,7 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -26,10 +26,18 @@ SparseTriple = tuple[Tensor, Tensor, Tensor] | tuple[Sequence[int], Sequence[int
 LogitBias = Tensor | SparseTriple | Mapping[int, float] | Sequence[Mapping[int, float]]
 
 
+class Shard(NamedTuple):
+    """Which part of a vocabulary of `total` ids a rank's weight holds: its row 0 is token `first_id`."""
+
+    first_id: int
+    total: int
+
+
 def head_problem(
     hidden: Tensor,
     weight: Tensor,
     *,
+    shard: Shard | None = None,
     temperature: float | Tensor,
     seed: int | Tensor | None,
     position: int | Tensor,
@@ -46,7 +54,10 @@ def head_problem(
     want_lse: bool,
     store_logits: bool,
 ) -> Problem:
-    """Check a call of `sample`. hidden [B, D], weight [V, D]; the rest as `api.sample` documents it."""
+    """Check a call of `sample`. hidden [B, D], weight [V, D]; the rest as `api.sample` documents it.
+
+    With `shard`, weight and head_bias are a rank's part of the head, perhaps empty, and V is `shard.total`.
+    """
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         _matrix(name, tensor)
     if hidden.dtype != weight.dtype or hidden.dtype not in HALF_OR_SINGLE:
@@ -65,7 +76,7 @@ def head_problem(
         raise ValueError("hidden must have at least one feature, got D = 0; pass [B, D] with D >= 1")
     return _problem(
         hidden, weight, None, temperature, seed, position, num_samples, head_bias, logit_scale, softcap,
-        logit_bias, mask, vocab_size, noise, math, want_logprob, want_lse, store_logits,
+        logit_bias, mask, vocab_size, noise, math, want_logprob, want_lse, store_logits, shard,
     )  # fmt: skip
 
 
@@ -123,11 +134,13 @@ def _problem(
     want_logprob: bool,
     want_lse: bool,
     store_logits: bool,
+    shard: Shard | None = None,
 ) -> Problem:
     rows = logits if logits is not None else hidden
     assert rows is not None
     num_rows = rows.shape[0]
-    num_columns = rows.shape[1] if weight is None else weight.shape[0]
+    held = rows.shape[1] if weight is None else weight.shape[0]
+    first_id, num_columns = (0, held) if shard is None else shard
     source = "logits" if weight is None else "weight"
     if num_columns == 0:
         raise ValueError(f"{source} must hold at least one token, got V = 0; pass V >= 1")
@@ -142,7 +155,7 @@ def _problem(
             "it is the number of ids that may be drawn"
         )
     if head_bias is not None:
-        _bias_tensor("head_bias", head_bias, rows, [(num_columns,)])
+        _bias_tensor("head_bias", head_bias, rows, [(held,)])
     bool_mask, bitmask = _masks(mask, rows, num_rows, num_columns, bound)
     dense_bias, sparse_bias = _logit_bias(logit_bias, rows, num_rows, num_columns, bound)
     scale = _number("logit_scale", logit_scale)
@@ -167,7 +180,7 @@ def _problem(
         mask=bool_mask,
         bitmask=bitmask,
         vocab_size=bound,
-        first_id=0,
+        first_id=first_id,
         noise=_choice("noise", noise, get_args(Noise)),
         math=_choice("math", math, get_args(Math)),
         want_logprob=_flag("want_logprob", want_logprob),

@@ -77,12 +77,26 @@ def test_no_words_are_served_twice() -> None:
     Two quadruples of 128 random bits collide with probability 2**-95 here, so one repetition is a fault.
     """
     quadruples = []
-    for seed, position, domain in itertools.product((7, 8), (3, 4), range(4)):
+    domains = (noise.ELEMENT, noise.GROUP, noise.ONLINE, noise.SPLIT + 127)
+    for seed, position, domain in itertools.product((7, 8), (3, 4), domains):
         streams = noise.row_streams(seed, position, 16, CPU)
         words = streams.words(torch.arange(64)[:, None, None], torch.arange(8)[:, None], domain)
         quadruples.append(torch.stack(words).flatten(1).t())
     together = torch.cat(quadruples)
     assert len(set(map(tuple, together.tolist()))) == together.shape[0] == 2**17
+
+
+def test_shards_that_cut_a_group_draw_from_different_words() -> None:
+    """Every shard of one block, whatever its start: the words of its four groups are nobody else's."""
+    groups = torch.arange(4 * 5, 4 * 7)  # blocks 5 and 6
+    streams = noise.row_streams(7, 3, 1, CPU)
+    seen: set[tuple[int, ...]] = set()
+    for first_id in range(5 * 128, 6 * 128):
+        domain = noise.group_domain(groups, first_id)
+        words = torch.stack(streams.lanes().words(groups, 0, domain))[:, 0]  # [4, 8]
+        seen.update(map(tuple, words[:, :4].t().tolist()))
+        assert torch.equal(words[:, 4:], torch.stack(streams.lanes().words(groups[4:], 0, noise.GROUP))[:, 0])
+    assert len(seen) == 4 * 128
 
 
 def test_neighbouring_streams_are_independent() -> None:

@@ -143,7 +143,7 @@ def prepare(problem: Problem, block_v: int) -> Launch:
         "score_ptr": scores, "id_ptr": ids, "logit_ptr": winner_logits,
         "max_ptr": tile_max, "sum_ptr": tile_sum, "logits_ptr": logits,
         "HAS_SCALE": problem.logit_scale != 1.0, "HAS_SOFTCAP": problem.softcap is not None,
-        "GROUPED": problem.noise == "grouped", "SINGLE": K == 1,
+        "GROUPED": problem.noise == "grouped", "SPLIT": shift != 0, "SINGLE": K == 1,
         "FAST": problem.math == "fast" and not INTERPRETED and torch.version.hip is None,
     }  # fmt: skip
     return Launch(T, kernel_arguments, scores, ids, winner_logits, tile_max, tile_sum, logits, spoiled)

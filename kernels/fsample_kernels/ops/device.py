@@ -14,6 +14,7 @@ TWO_M24 = tl.constexpr(2.0**-24)
 TWO_M32 = tl.constexpr(2.0**-32)
 ELEMENT_DOMAIN = tl.constexpr(0 << 24)
 GROUP_DOMAIN = tl.constexpr(1 << 24)
+SPLIT_DOMAIN = tl.constexpr(128)  # << 24, after first_id % 128 is added
 NO_ID = tl.constexpr(0x7FFFFFFF)
 
 
@@ -188,8 +189,10 @@ def grouped_draw(
     c,  # [BLOCK_B] fp32, log2(e) / temperature
     first_group,  # global number of the tile's first group
     position, sample, row, k0, k1,  # uint32: [BLOCK_B], scalar, [BLOCK_B], [BLOCK_B], [BLOCK_B]
+    cut,  # int32: first_id % 128 in the tile that such a shard starts in, else 0; read if SPLIT
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    SPLIT: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
     """Best group and the draw inside it. Returns per row: score, column in the tile.
@@ -202,15 +205,20 @@ def grouped_draw(
     x = tl.reshape(y, (BLOCK_B, BLOCK_V // 128, 2, 2, 2, 2, 4, 2))
     x = tl.permute(x, (0, 1, 6, 7, 5, 4, 3, 2))  # [B, block, q, b0, b1, b2, b3, b4]
     x = leaves(tl.reshape(x, (BLOCK_B, GROUPS, 2, 2, 2, 2, 2)))
-    group = first_group + tl.arange(0, GROUPS)
+    local = tl.arange(0, GROUPS)
+    group = first_group + local
+    word = row[:, None] | GROUP_DOMAIN
+    if SPLIT:  # the rank before draws for its own part of the first four groups: not with the same words
+        own = (cut + SPLIT_DOMAIN).to(tl.uint32) << 24
+        word = row[:, None] | tl.where((local < 4) & (cut > 0), own, GROUP_DOMAIN)[None, :]
     r0, r1, r2, r3 = philox(
         tl.broadcast_to(group.to(tl.uint32)[None, :], (BLOCK_B, GROUPS)),
-        position[:, None], sample, row[:, None] | GROUP_DOMAIN, k0[:, None], k1[:, None],
+        position[:, None], sample, word, k0[:, None], k1[:, None],
     )  # fmt: skip
     m, total, sums = group_mass(x, c[:, None], FAST)
     score = group_score(m, total, r2, r3, FAST)
     member, _ = draw_member(sums, total, r0, r1)
-    local = tl.arange(0, GROUPS)[None, :]
+    local = local[None, :]
     column = (local >> 2) * 128 + (local & 3) * 2 + (member >> 1) * 8 + (member & 1)
     return argmax(score, column)
 

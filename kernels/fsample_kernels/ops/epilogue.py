@@ -130,8 +130,8 @@ def finish_tile(
     y,  # [BLOCK_B, BLOCK_V] fp32: H W^T, or logits as given
     tile_b, tile_v, num_rows, num_tiles, num_samples, shift,
     rows, tables, outputs,
-    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SINGLE: tl.constexpr,
-    FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SPLIT: tl.constexpr,
+    SINGLE: tl.constexpr, FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Transform the tile, draw, and store one candidate a row and sample."""
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr = outputs
@@ -162,17 +162,18 @@ def finish_tile(
     if any_greedy:
         top, top_column = greedy(y, BLOCK_V)
     sample = tl.full((), 0, tl.uint32)
+    cut = tl.where(tile_v == 0, shift, 0)
     if SINGLE:
         draw_and_store(
-            y, c, is_greedy, top, top_column, any_sampled, first_id + v0, position, sample, row, k0, k1,
-            score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
+            y, c, is_greedy, top, top_column, any_sampled, first_id + v0, position, sample, row, k0, k1, cut,
+            score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, SPLIT, FAST, BLOCK_B, BLOCK_V,
         )  # fmt: skip
     else:
         stride_k = num_rows.to(tl.int64) * num_tiles
         while sample < num_samples:
             draw_and_store(
                 y, c, is_greedy, top, top_column, any_sampled, first_id + v0, position, sample, row, k0, k1,
-                score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, FAST, BLOCK_B, BLOCK_V,
+                cut, score_ptr, id_ptr, logit_ptr, offs_out, mask_b, GROUPED, SPLIT, FAST, BLOCK_B, BLOCK_V,
             )  # fmt: skip
             offs_out += stride_k
             sample += 1
@@ -180,15 +181,16 @@ def finish_tile(
 
 @triton.jit
 def draw_and_store(
-    y, c, is_greedy, top, top_column, any_sampled, id0, position, sample, row, k0, k1,
+    y, c, is_greedy, top, top_column, any_sampled, id0, position, sample, row, k0, k1, cut,
     score_ptr, id_ptr, logit_ptr, offs_out, mask_b,
-    GROUPED: tl.constexpr, FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+    GROUPED: tl.constexpr, SPLIT: tl.constexpr, FAST: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     score, column = top, top_column
     if any_sampled:
         if GROUPED:
             score, column = grouped_draw(
-                y, c, id0 >> 5, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST
+                y, c, id0 >> 5, position, sample, row, k0, k1, cut, BLOCK_B, BLOCK_V, SPLIT, FAST
             )
         else:
             score, column = element_draw(

@@ -7,10 +7,11 @@ batches do the product the other way round, with W on the M side: their few rows
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fsample_kernels.ops import arguments, configs
 from fsample_kernels.ops.epilogue import finish_tile
-from fsample_kernels.ops.reduce_candidates import reduce_candidates
+from fsample_kernels.ops.reduce_candidates import best_scores, reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
 
@@ -26,9 +27,9 @@ def lm_head_sample_kernel(
     bits_ptr, bits_stride_b, bits_stride_w, num_words,
     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
-    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SINGLE: tl.constexpr,
-    FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
-    D: tl.constexpr, VOCAB_ON_M: tl.constexpr, STREAM_WEIGHT: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SPLIT: tl.constexpr,
+    SINGLE: tl.constexpr, FAST: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr, D: tl.constexpr, VOCAB_ON_M: tl.constexpr, STREAM_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     # The row tiles of one vocabulary tile are neighbours in time: its weights come from memory once.
@@ -79,7 +80,7 @@ def lm_head_sample_kernel(
          bits_ptr, bits_stride_b, bits_stride_w, num_words,
          sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr),
         (score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr),
-        HAS_SCALE, HAS_SOFTCAP, GROUPED, SINGLE, FAST, BLOCK_B, BLOCK_V,
+        HAS_SCALE, HAS_SOFTCAP, GROUPED, SPLIT, SINGLE, FAST, BLOCK_B, BLOCK_V,
     )  # fmt: skip
 
 
@@ -101,6 +102,16 @@ def run(problem: Problem) -> SampleResult:
 
     Allocates the results and the candidates: 8 bytes a row, sample and vocabulary tile, 20 with logprob.
     """
+    return _run(problem)[0]
+
+
+def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
+    """The result and the scores of its ids, [B, K]; see `best_scores`."""
+    result, launch = _run(problem)
+    return result, best_scores(launch, result.ids)
+
+
+def _run(problem: Problem) -> tuple[SampleResult, arguments.Launch]:
     assert problem.hidden is not None
     device = problem.hidden.device
     config = configs.pick(problem.hidden.dtype, problem.num_rows, arguments.architecture(device))
@@ -111,4 +122,4 @@ def run(problem: Problem) -> SampleResult:
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-        return reduce_candidates(problem, launch)
+        return reduce_candidates(problem, launch), launch

@@ -20,8 +20,8 @@ def logits_sample_kernel(
     bits_ptr, bits_stride_b, bits_stride_w, num_words,
     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
-    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SINGLE: tl.constexpr,
-    FAST: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, GROUPED: tl.constexpr, SPLIT: tl.constexpr,
+    SINGLE: tl.constexpr, FAST: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     row = pid // num_tiles
@@ -40,7 +40,7 @@ def logits_sample_kernel(
          bits_ptr, bits_stride_b, bits_stride_w, num_words,
          sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr),
         (score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr),
-        HAS_SCALE, HAS_SOFTCAP, GROUPED, SINGLE, FAST, 1, BLOCK_V,
+        HAS_SCALE, HAS_SOFTCAP, GROUPED, SPLIT, SINGLE, FAST, 1, BLOCK_V,
     )  # fmt: skip
 
 

@@ -118,3 +118,12 @@ def reduce_candidates(problem: Problem, launch: Launch) -> SampleResult:
     lse = torch.empty(B, device=device) if problem.want_lse else None
     reduce_candidates_kernel[(B * K,)](**kernel_arguments(launch, ids, logprob, lse), num_warps=4)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")
+
+
+def best_scores(launch: Launch, ids: Tensor) -> Tensor:
+    """Scores of the drawn ids [B, K], fp32 [B, K], for comparison with other shards of a vocabulary.
+
+    Base 2, in greedy rows y; +inf in a bad row, -inf where nothing is allowed: both have id -1.
+    """
+    scores = launch.scores.amax(2).t()  # [B, K]
+    return scores.masked_fill((ids < 0) & (scores > -torch.inf), torch.inf).contiguous()
