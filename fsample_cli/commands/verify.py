@@ -97,8 +97,9 @@ def verify(
 
     Test `rows` draws 10,000 tokens for each of up to four rows of the workload (V = 512 unless a shape or
     checkpoint is given) and compares the counts with the softmax in float64 by chi-squared. The other tests
-    use distributions known to the last bit: goodness, tails, ... All p-values are judged together (Holm).
-    Exit code 1 when anything fails.
+    use distributions known to the last bit: goodness, tails, zero-mass, range, independence; and for fused
+    alone ranks, pathwise, logprob, invariance, noise. All p-values are judged together (Holm). Exit code 1
+    when anything fails.
     """
     target = check_output(format, output, force)
     batches = parse_batches(batch)

@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 
 # Below it the chi-squared law is too thin in the far tail that Holm's correction looks at: simulated at p =
 # 1e-4, cells of 5 reject up to 2.9 times too often (G without Williams' correction likewise), cells of 10
-# about 1.3 times.
+# mostly 1.3 times or less.
 MIN_EXPECTED = 10.0
 
 

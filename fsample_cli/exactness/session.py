@@ -21,9 +21,10 @@ from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import BadIds, Subject
 from fsample_cli.measure import inputs
 from fsample_cli.records import VerifyResult
+from fsample_cli.samplers.fused import Fused
 from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
 from fsample_cli.workloads import Workload
-from fsample_kernels.types import Noise
+from fsample_kernels.types import Implementation, Noise
 
 DISTINCT_ROWS = 4
 DRAWS = 10_000
@@ -176,10 +177,10 @@ def _load(name: str, transform: Transform) -> Loaded:
         # usage error
         prepare = None if samplers.is_user_function(name) else sampler.prepare
         return Loaded(sampler, Subject(name, sampler.sample, prepare))
+    assert isinstance(sampler, Fused)
     noise = cast(Noise, sampler.algorithm)
-    library = partial(
-        fsample_kernels.sample, noise=noise, implementation=getattr(sampler, "implementation", "auto")
-    )
+    chosen = cast(Implementation, sampler.implementation)  # before any draw: what was asked for
+    library = partial(fsample_kernels.sample, noise=noise, math=sampler.math, implementation=chosen)
     reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
     return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference))
 

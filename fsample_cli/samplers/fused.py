@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fsample_kernels
 from fsample_cli.samplers.protocol import IDENTITY, SamplerUnavailable, ShapeUnsupported, Transform
-from fsample_kernels.types import Implementation, Noise
+from fsample_kernels.types import Implementation, Math, Noise
 
 
 class Fused:
@@ -20,6 +20,7 @@ class Fused:
         self,
         noise: Noise = "grouped",
         implementation: Implementation = "auto",
+        math: Math = "fast",
         *,
         store: bool = False,
         transform: Transform = IDENTITY,
@@ -30,9 +31,11 @@ class Fused:
         self.logits_dtype: str | None = "float32" if store else None
         self._noise = noise
         self._requested = implementation
+        self.math: Math = math
         self._store = store
         self._transform = transform
-        asked = "" if implementation == "auto" else f", implementation={implementation!r}"
+        asked = "" if math == "fast" else f", math={math!r}"
+        asked += "" if implementation == "auto" else f", implementation={implementation!r}"
         stored = ", store_logits=True" if store else ""
         self.description = (
             "fsample_kernels.sample(hidden, weight, temperature=T, seed=seed, position=position, "
@@ -62,6 +65,7 @@ class Fused:
             logit_scale=self._transform.logit_scale,
             softcap=self._transform.softcap,
             noise=self._noise,
+            math=self.math,
             store_logits=self._store,
             implementation=self._requested,
         )
@@ -70,18 +74,21 @@ class Fused:
 
 
 def make(options: list[str], *, store: bool = False, transform: Transform = IDENTITY) -> Fused:
-    """From the words after `fused:` (a noise algorithm, an implementation, or both) to a sampler.
+    """From the words after `fused:` to a sampler: noise, implementation, maths in any order.
 
-    Raises ValueError naming the word that is neither.
+    Raises ValueError naming a word that is none of these.
     """
     noise: Noise = "grouped"
     implementation: Implementation = "auto"
+    math: Math = "fast"
     for word in options:
         if word in get_args(Noise):
             noise = next(known for known in get_args(Noise) if known == word)
         elif word in get_args(Implementation):
             implementation = next(known for known in get_args(Implementation) if known == word)
+        elif word in get_args(Math):
+            math = next(known for known in get_args(Math) if known == word)
         else:
-            known_words = ", ".join((*get_args(Noise), *get_args(Implementation)))
+            known_words = ", ".join((*get_args(Noise), *get_args(Implementation), *get_args(Math)))
             raise ValueError(f"fused takes {known_words} after the colon, got {word!r}")
-    return Fused(noise, implementation, store=store, transform=transform)
+    return Fused(noise, implementation, math, store=store, transform=transform)

@@ -28,7 +28,9 @@ class Perfect:
         return Subject("perfect", self.draw)
 
 
-def _by_row(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+def _by_row(
+    hidden: Tensor, weight: Tensor, temperature: float, seed: int
+) -> tuple[Tensor, Tensor, torch.Generator]:
     generator = torch.Generator().manual_seed(seed % 2**63)
     p = torch.softmax(hidden.double() @ weight.double().T / temperature, dim=1)
     u = torch.rand(len(hidden), 1, generator=generator, dtype=torch.float64)

@@ -210,3 +210,25 @@ def test_an_audit_in_markdown_starts_with_samplers_by_tests(fsample: Fsample) ->
         "| fi2 | – | – |",
         "| tests.cli.perfect:past_the_end | **fail** | **fail** |",
     ]
+
+
+def test_help_names_every_test(fsample: Fsample) -> None:
+    done = fsample("verify", "--help")
+    assert done.code == 0
+    assert all(name in done.out for name in battery.ALL_TESTS)
+
+
+def test_exact_maths_can_be_asked_for(fsample: Fsample) -> None:
+    done = fsample(
+        "verify",
+        "--test",
+        "pathwise",
+        "--sampler",
+        "fused:element:exact",
+        "--device",
+        "cpu",
+        "--format",
+        "json",
+    )
+    assert done.code == 0, done.err
+    assert {row["algorithm"] for row in strict(done.out)["results"]} == {"element:exact"}
