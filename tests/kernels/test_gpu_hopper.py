@@ -67,7 +67,8 @@ def test_ids_are_the_oracles(B: int, V: int, D: int) -> None:
 
 
 FEATURES = ["temperature", "rows", "head_bias", "bias_v", "bias_bv", "sparse", "mask_v", "mask_bv", "bits", "vocab_size",
-            "samples", "mass", "mass_samples", "store", "exact", "fp16", "everything"]  # fmt: skip
+            "samples", "mass", "mass_samples", "store", "exact", "fp16", "everything",
+            "element", "element_rows", "element_mass", "element_everything"]  # fmt: skip
 
 
 @pytest.mark.parametrize("B", [5, 64, 130])
@@ -104,15 +105,20 @@ def test_features(feature: str, B: int) -> None:
         "store": {"store_logits": True, "vocab_size": 5000},
         "exact": {"math": "exact"},
         "fp16": {},
+        "element": {"noise": "element"},
+        "element_rows": {
+            "noise": "element", "temperature": temperature, "seed": rows * 1_000_003 - 5, "position": rows + 11, "mask": words,
+        },
+        "element_mass": {"noise": "element", "want_logprob": True, "want_lse": True, "temperature": temperature},
         "everything": {
             "temperature": temperature, "seed": rows * 3 + 1, "position": rows, "head_bias": torch.randn(V, device="cuda"),
             "logit_scale": 1.5, "softcap": 9.0, "logit_bias": sparse, "mask": words, "vocab_size": 4999, "num_samples": 2,
             "want_logprob": True, "want_lse": True, "store_logits": True,
         },
     }  # fmt: skip
-    if feature == "everything":
-        keep = sparse[1] < 4999
-        arguments[feature]["logit_bias"] = tuple(part[keep] for part in sparse)
+    keep = sparse[1] < 4999
+    arguments["everything"]["logit_bias"] = tuple(part[keep] for part in sparse)
+    arguments["element_everything"] = {**arguments["everything"], "noise": "element"}
     check(hidden, weight, **arguments[feature])
 
 

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from fsample_kernels.ops.device import GROUP_DOMAIN, exp2, log2
+from fsample_kernels.ops.device import exp2
 from fsample_kernels.ops.gluon_names import cta_barrier
 from fsample_kernels.ops.hopper_tile import (
     add_mass,
@@ -40,34 +40,58 @@ ANY_ALIGNMENT = (
 
 
 @gluon.jit
-def split_work(units, ctas, cta, BV: gl.constexpr):
-    """Full tiles of BV ids each CTA takes, and the first of the 128-id units that are left, dealt one by one.
+def split_work(units, ctas, cta, BV: gl.constexpr, WARPGROUPS: gl.constexpr):
+    """How the units of 128 ids are dealt: (full, rounds, whole, steps).
 
-    The remainder in single units keeps the CTAs within one unit of each other: 593.5 tiles of 256 on 132 SMs are 4.5
-    rounds instead of 5.
+    First `full` tiles of BV ids to every CTA, then units one by one for `rounds` rounds: 593.5 tiles of 256 on 132 SMs
+    are 4.5 rounds instead of 5. When a last round would keep less than half of the CTAs busy, its units, from number
+    `whole` on, go to two CTAs each, one a warpgroup's rows. `steps` counts the CTA's units, that one included.
     """
-    if BV == 128:
-        return 0, cta
-    else:
+    full = 0
+    if BV > 128:
         full = units // (BV // 128 * ctas)
-        return full, full * (BV // 128) * ctas + cta
+    dealt = full * (BV // 128) * ctas
+    last = (units - dealt) % ctas
+    whole = units
+    if WARPGROUPS == 2:
+        if 2 * last <= ctas:
+            whole = units - last
+    rounds = gl.cdiv(gl.maximum(whole - dealt - cta, 0), ctas)
+    steps = rounds
+    if cta < 2 * (units - whole):
+        steps += 1
+    return full, rounds, whole, steps
 
 
 @gluon.jit
-def load_stage(w, h, w_buf, h_buf, bar, column0, d0, row0, row_boxes, WIDE: gl.constexpr, BH: gl.constexpr, BOX: gl.constexpr):
-    """One k-block of W, 128 ids a box, and of H, BOX rows a box, only as many as have rows: zero-filled boxes cost time."""
-    for b in gl.static_range(1, BH // BOX + 1):  # the byte count of an expect is a constant: one of these fires
-        mbarrier.expect(bar, WIDE * w.block_type.nbytes + b * h.block_type.nbytes, pred=b == row_boxes)
+def unit_of(j, full, rounds, whole, ctas, cta, BV: gl.constexpr):
+    """Number of the CTA's unit j, and the warpgroup whose rows it is for, -1 for both."""
+    unit = full * (BV // 128) * ctas + cta + j * ctas
+    only = -1
+    if j == rounds:
+        unit = whole + cta // 2
+        only = cta % 2
+    return unit, only
+
+
+@gluon.jit
+def load_stage(w, h, w_buf, h_buf, bar, column0, d0, row0, box0, box1, WIDE: gl.constexpr, BH: gl.constexpr,
+               BOX: gl.constexpr):  # fmt: skip
+    """One k-block of W, 128 ids a box, and boxes box0 .. box1 - 1 of H, BOX rows each: boxes without rows would be
+    filled with zeros, which costs as much time as data."""
+    for n in gl.static_range(BH // BOX + 1):  # the byte count of an expect is a constant: one of these fires
+        mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == box1 - box0)
     for v in gl.static_range(WIDE):
         tma.async_copy_global_to_shared(w, [column0 + v * 128, d0], bar, w_buf.slice(v * 128, 128))
     for b in gl.static_range(BH // BOX):
-        tma.async_copy_global_to_shared(h, [row0 + b * BOX, d0], bar, h_buf.slice(b * BOX, BOX), pred=b < row_boxes)
+        wanted = (b >= box0) & (b < box1)
+        tma.async_copy_global_to_shared(h, [row0 + b * BOX, d0], bar, h_buf.slice(b * BOX, BOX), pred=wanted)
 
 
 @gluon.jit
 def producer(w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num_rows, blocks_d, BV: gl.constexpr, BH: gl.constexpr,
-             BD: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    full, first_unit = split_work(units, ctas, cta, BV)
+             BD: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, WARPGROUPS: gl.constexpr):  # fmt: skip
+    full, rounds, whole, steps = split_work(units, ctas, cta, BV, WARPGROUPS)
     row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), BH // BOX)
     i = 0
     if BV > 128:
@@ -76,13 +100,19 @@ def producer(w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num
                 s = i % STAGES
                 mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
                 load_stage(w, h, w_bufs.index(s), h_bufs.index(s), full_bars.index(s), (n * ctas + cta) * BV, d * BD, row0,
-                           row_boxes, BV // 128, BH, BOX)  # fmt: skip
+                           0, row_boxes, BV // 128, BH, BOX)  # fmt: skip
                 i += 1
-    for unit in range(first_unit, units, ctas):
+    for j in range(steps):
+        unit, only = unit_of(j, full, rounds, whole, ctas, cta, BV)
+        box0 = 0
+        box1 = row_boxes
+        if only >= 0:
+            box0 = gl.minimum(only * (BH // BOX // 2), row_boxes)
+            box1 = gl.minimum((only + 1) * (BH // BOX // 2), row_boxes)
         for d in range(blocks_d):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
-            load_stage(w, h, w_bufs.index(s), h_bufs.index(s), full_bars.index(s), unit * 128, d * BD, row0, row_boxes, 1, BH,
+            load_stage(w, h, w_bufs.index(s), h_bufs.index(s), full_bars.index(s), unit * 128, d * BD, row0, box0, box1, 1, BH,
                        BOX)  # fmt: skip
             i += 1
 
@@ -98,26 +128,31 @@ def accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG: gl.constexpr, 
     """
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     acc = gl.zeros((MW, N), gl.float32, layout=mma)
-    s = i % STAGES
-    mbarrier.wait(full_bars.index(s), (i // STAGES) & 1)
-    h_tile = h_bufs.index(s).slice(WG * MW, MW)
-    acc = warpgroup_mma(h_tile, w_bufs.index(s).slice(0, N).permute((1, 0)), acc, use_acc=False, is_async=True)
-    acc = warpgroup_mma_wait(num_outstanding=IN_FLIGHT, deps=(acc,))
-    if IN_FLIGHT == 0:
-        mbarrier.arrive(empty.index(s), count=1)
-    i += 1
-    for _ in range(1, blocks_d):
+    for d in range(blocks_d):
         s = i % STAGES
         mbarrier.wait(full_bars.index(s), (i // STAGES) & 1)
         h_tile = h_bufs.index(s).slice(WG * MW, MW)
-        acc = warpgroup_mma(h_tile, w_bufs.index(s).slice(0, N).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma(h_tile, w_bufs.index(s).slice(0, N).permute((1, 0)), acc, use_acc=d > 0, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=IN_FLIGHT, deps=(acc,))
-        mbarrier.arrive(empty.index((i - IN_FLIGHT) % STAGES), count=1)
+        if IN_FLIGHT == 0:
+            mbarrier.arrive(empty.index(s), count=1)
+        elif d > 0:
+            mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
         i += 1
     if IN_FLIGHT == 1:
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
     return acc, i
+
+
+@gluon.jit
+def pass_over(empty, full_bars, i, blocks_d, STAGES: gl.constexpr):
+    """Hand back unread the stages of a tile that is for the other warpgroup's rows."""
+    for _ in range(blocks_d):
+        mbarrier.wait(full_bars.index(i % STAGES), (i // STAGES) & 1)
+        mbarrier.arrive(empty.index(i % STAGES), count=1)
+        i += 1
+    return i
 
 
 @gluon.jit
@@ -138,7 +173,7 @@ def load_words(rows, live, row_args):
         step = position.to(gl.uint32, bitcast=True)
     else:
         step = gl.load(position_ptr + rows * position_stride, mask=live, other=0, volatile=True).to(gl.uint32)
-    return step, (rows * numbered).to(gl.uint32) + GROUP_DOMAIN, key0, key1
+    return step, (rows * numbered).to(gl.uint32), key0, key1
 
 
 @gluon.jit
@@ -164,17 +199,17 @@ def load_scale(rows, live, row_args):
 
 
 @gluon.jit
-def draw_into(state, xs, rows, live, c, greedy, any_greedy, bar, row_args, sample, lane, block, column0, M: gl.constexpr,
-              WANT_MASS: gl.constexpr, SKIP: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
+def draw_into(state, xs, rows, live, c, greedy, any_greedy, row_args, sample, lane, block, column0, WANT_MASS: gl.constexpr,
+              GROUPED: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
     """Merge a block's draws into the running best per (row, lane): score, column, y; and the running log-mass."""
     best, best_column, best_y, mass_m, mass_s = state
     words = load_words(rows, live, row_args)
-    score, member, m, total, e = draw_block(xs, c, greedy, any_greedy, words, sample, block * 4 + lane, best, bar, M, SKIP, FAST)
+    score, member, x, m, total = draw_block(xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED, FAST)
     wins = score > best  # later blocks have higher ids: a tie stays where it is
     best = gl.where(wins, score, best)
     best_column = gl.where(wins, column0 + (member // 2) * 8 + lane * 2 + member % 2, best_column)
     if WANT_MASS:
-        best_y = gl.where(wins, (m + log2(e, FAST)) / c, best_y)
+        best_y = gl.where(wins, x / c, best_y)
         mass_m, mass_s = add_mass(mass_m, mass_s, m, total, FAST)
     return best, best_column, best_y, mass_m, mass_s
 
@@ -213,9 +248,9 @@ def empty_state(M: gl.constexpr, lay: gl.constexpr):
 
 
 @gluon.jit
-def finish_tile(acc, state, first_row, column0, slot, num_slots, rows, live, c, greedy, any_greedy, bar, num_rows, num_columns, num_samples, row_args,
+def finish_tile(acc, state, first_row, column0, slot, num_slots, rows, live, c, greedy, any_greedy, num_rows, num_columns, num_samples, row_args,
                 tables, candidates, logits_ptr, M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-                SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, SKIP: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
+                SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
     """Transforms, logits if asked for, draws. With several samples a row each tile leaves its candidates at once."""
     lay: gl.constexpr = state[0].type.layout
     lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, lay)), 0)
@@ -232,16 +267,16 @@ def finish_tile(acc, state, first_row, column0, slot, num_slots, rows, live, c, 
     if SINGLE:
         for b in gl.static_range(N // 128):
             state = draw_into(
-                state, ready[b], rows, live, c, greedy, any_greedy, bar, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b, column0 + b * 128,
-                M, WANT_MASS, SKIP, FAST,
+                state, ready[b], rows, live, c, greedy, any_greedy, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b, column0 + b * 128,
+                WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     else:
         for k in range(num_samples):
             one = empty_state(M, lay)
             for b in gl.static_range(N // 128):
                 one = draw_into(
-                    one, ready[b], rows, live, c, greedy, any_greedy, bar, row_args, k.to(gl.uint32), lane, first_block + b, column0 + b * 128,
-                    M, WANT_MASS, False, FAST,
+                    one, ready[b], rows, live, c, greedy, any_greedy, row_args, k.to(gl.uint32), lane, first_block + b, column0 + b * 128,
+                    WANT_MASS, GROUPED, FAST,
                 )  # fmt: skip
             store_candidates(one, gl.max(rows, 1), num_rows, tables[0], slot, num_slots, k, candidates, WANT_MASS)
     return state
@@ -260,55 +295,45 @@ def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
 
 
 @gluon.jit
-def read_bar(keys_ptr, rows, live):
-    """Best score [M, 1] that any CTA has published for the row, perhaps stale; -inf when none has."""
-    ordered = (gl.load(keys_ptr + rows, mask=live, other=0, volatile=True) >> 32).to(gl.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
 def consumer(w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples, blocks_d,
              num_slots, row_args, tables, candidates, logits_ptr, WG: gl.constexpr, BV: gl.constexpr, MW: gl.constexpr,
-             STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, SHARE_BEST: gl.constexpr, HAS_SCALE: gl.constexpr,
-             HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
+             STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, WARPGROUPS: gl.constexpr, HAS_SCALE: gl.constexpr,
+             HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BV, 16])
     lay: gl.constexpr = by_group(blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0], MW)[0].type.layout
-    SKIP: gl.constexpr = SHARE_BEST and keys_ptr is not None
     rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + row0 + WG * MW
     live = rows < num_rows
     c, greedy = load_scale(rows, live, row_args)
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
     state = empty_state(MW, lay)
-    bar = gl.zeros_like(c)
-    full, first_unit = split_work(units, ctas, cta, BV)
+    full, rounds, whole, steps = split_work(units, ctas, cta, BV, WARPGROUPS)
     i = 0
     if BV > 128:
         for n in range(full):
-            if SKIP:
-                bar = read_bar(keys_ptr, rows, live)
-            acc, i = accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, BV, MW, STAGES, IN_FLIGHT)
+            acc, i = accumulate(
+                w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, BV, MW, STAGES, IN_FLIGHT
+            )  # fmt: skip
             tile = n * ctas + cta
             state = finish_tile(
-                acc, state, row0 + WG * MW, tile * BV, tile * (BV // 128), num_slots, rows, live, c, greedy, any_greedy, bar,
+                acc, state, row0 + WG * MW, tile * BV, tile * (BV // 128), num_slots, rows, live, c, greedy, any_greedy,
                 num_rows, num_columns, num_samples, row_args, tables, candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP,
-                SINGLE, WANT_MASS, SKIP, FAST,
+                SINGLE, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
-            if SKIP:
-                publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
-    for unit in range(first_unit, units, ctas):
-        if SKIP:
-            bar = read_bar(keys_ptr, rows, live)
-        acc, i = accumulate(w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, 128, MW, STAGES, IN_FLIGHT)
-        state = finish_tile(
-            acc, state, row0 + WG * MW, unit * 128, unit, num_slots, rows, live, c, greedy, any_greedy, bar,
-            num_rows, num_columns, num_samples, row_args, tables, candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP,
-            SINGLE, WANT_MASS, SKIP, FAST,
-        )  # fmt: skip
-        if SKIP:
-            publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
+    for j in range(steps):
+        unit, only = unit_of(j, full, rounds, whole, ctas, cta, BV)
+        if (only == -1) | (only == WG):
+            acc, i = accumulate(
+                w_bufs, h_bufs, empty, full_bars, i, blocks_d, WG, 128, MW, STAGES, IN_FLIGHT
+            )  # fmt: skip
+            state = finish_tile(
+                acc, state, row0 + WG * MW, unit * 128, unit, num_slots, rows, live, c, greedy, any_greedy,
+                num_rows, num_columns, num_samples, row_args, tables, candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP,
+                SINGLE, WANT_MASS, GROUPED, FAST,
+            )  # fmt: skip
+        else:
+            i = pass_over(empty, full_bars, i, blocks_d, STAGES)
     if keys_ptr is not None:
-        if not SHARE_BEST:
-            publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
+        publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
     elif SINGLE:
         store_candidates(state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates, WANT_MASS)
 
@@ -342,9 +367,9 @@ def hopper_kernel(
     bits_ptr, bits_stride_b: gl.int64, bits_stride_w: gl.int64, num_words: gl.int32,
     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
-    HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, FAST: gl.constexpr,
+    HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
     BV: gl.constexpr, BH: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW: gl.constexpr, STAGES: gl.constexpr,
-    WARPGROUPS: gl.constexpr, IN_FLIGHT: gl.constexpr, SHARE_BEST: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    WARPGROUPS: gl.constexpr, IN_FLIGHT: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BV, BD], w.dtype)
     h_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BH, BD], h.dtype)
@@ -373,20 +398,20 @@ def hopper_kernel(
         gl.warp_specialize([
             (consumer, (w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples,
                         blocks_d, num_slots, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV, MW, STAGES,
-                        IN_FLIGHT, SHARE_BEST, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
+                        IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples,
                         blocks_d, num_slots, row_args, tables, candidates, logits_ptr, gl.constexpr(1), BV, MW, STAGES,
-                        IN_FLIGHT, SHARE_BEST, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
+                        IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num_rows, blocks_d, BV, BH, BD, BOX,
-                        STAGES)),
+                        STAGES, WARPGROUPS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (w_bufs, h_bufs, empty, full_bars, keys_ptr, units, ctas, cta, row0, num_rows, num_columns, num_samples,
                         blocks_d, num_slots, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV, MW, STAGES,
-                        IN_FLIGHT, SHARE_BEST, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, FAST)),
+                        IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, w_bufs, h_bufs, empty, full_bars, units, ctas, cta, row0, num_rows, blocks_d, BV, BH, BD, BOX,
-                        STAGES)),
+                        STAGES, WARPGROUPS)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
         # the barrier orders this CTA's relaxed atomics before the acq_rel counter; the last of the row block sees all

@@ -63,8 +63,8 @@ def why_not(problem: Problem) -> str | None:
         return "it needs a GPU of compute capability 9.0 (H100, H200)"
     if hidden.dtype not in DTYPES:
         return f"it takes bf16 and fp16, not {hidden.dtype}"
-    if problem.noise != "grouped":
-        return f"it draws with noise='grouped', not {problem.noise!r}"
+    if problem.noise == "online":
+        return "it draws with noise='grouped' or 'element', not 'online'"
     if weight.shape[1] % 8 or not tma_fits(weight):
         return "weight rows must be contiguous, of a multiple of 16 bytes, at 16-byte addresses"
     if problem.first_id % 128:
@@ -94,7 +94,7 @@ def run(problem: Problem) -> SampleResult:
     assert hidden is not None and weight is not None
     device = hidden.device
     B, V, K = problem.num_rows, problem.num_columns, problem.num_samples
-    config = hopper_configs.pick(B, weight.shape[1], K)
+    config = hopper_configs.pick(B, weight.shape[1], K, problem.noise)
     if not tma_fits(hidden):
         hidden = hidden.clone(memory_format=torch.contiguous_format)
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
@@ -137,9 +137,10 @@ def run(problem: Problem) -> SampleResult:
             logit_ptr=launch.winner_logits if launch else None, max_ptr=launch.tile_max if launch else None,
             sum_ptr=launch.tile_sum if launch else None, logits_ptr=logits,
             HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
-            WANT_MASS=wants_mass, FAST=problem.math == "fast",
+            WANT_MASS=wants_mass, GROUPED=problem.noise == "grouped",
+            FAST=problem.math == "fast",
             BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
-            WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight, SHARE_BEST=config.share_best,
+            WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight, 
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
             num_warps=4, maxnreg=MAX_REGISTERS,
         )  # fmt: skip

@@ -9,7 +9,18 @@ every reshape here renames registers and moves nothing. The arithmetic of the dr
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fsample_kernels.ops.device import draw_member, exp2, group_mass, group_score, philox
+from fsample_kernels.ops.device import (
+    ELEMENT_DOMAIN,
+    GROUP_DOMAIN,
+    draw_member,
+    exp2,
+    group_mass,
+    group_score,
+    log2,
+    log2_exponential,
+    philox,
+    uniform32,
+)
 from fsample_kernels.ops.epilogue import tanh
 
 LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference of two is no NaN
@@ -144,42 +155,76 @@ def store_logits(logits_ptr, xs, first_row, num_rows, column0, num_columns, M: g
 
 
 @gluon.jit
-def draw_block(xs, c, greedy, any_greedy, words, sample, group, best, bar, M: gl.constexpr, SKIP: gl.constexpr,
-               FAST: gl.constexpr):  # fmt: skip
-    """One draw in each of the four groups of a block, and their scores, all [M, 4].
-
-    Returns score (base 2), member j, log2-mass as (m, total), and the share e of the drawn member. With SKIP the draw
-    inside the groups is left out where no group of the warpgroup beats both its own best and the row's best so far,
-    `bar` [M, 1]: the member is then meaningless and cannot win.
-    """
-    position, row_word, key0, key1 = words
-    unit = group.to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
-    # before the masses, so that the logits need not outlive them
+def greedy_block(xs, any_greedy):
+    """(largest logit, its lowest member) of every group, worked out only where a row of the CTA is greedy."""
     top = xs[0]
-    first = gl.zeros_like(unit).to(gl.int32)
+    first = gl.zeros_like(top).to(gl.int32)
     if any_greedy:
         for j in gl.static_range(1, 32):
             top = gl.maximum(top, xs[j])
         for j in gl.static_range(31, -1, -1):
             first = gl.where(xs[j] == top, j, first)
-    r0, r1, r2, r3 = philox(unit, position, sample, row_word, key0, key1)
+    return top, first
+
+
+@gluon.jit
+def draw_groups(xs, c, words, sample, lane, block, FAST: gl.constexpr):
+    """`grouped`: one draw inside each of the block's four groups. Returns score (base 2), member, y c, mass (m, total)."""
+    position, row_word, key0, key1 = words
+    unit = (block * 4 + lane).to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
+    r0, r1, r2, r3 = philox(unit, position, sample, row_word + GROUP_DOMAIN, key0, key1)
     m, total, sums = group_mass(xs, c, FAST)
-    score = group_score(m, total, r2, r3, FAST)
+    member, e = draw_member(sums, total, r0, r1)
+    return group_score(m, total, r2, r3, FAST), member, m + log2(e, FAST), m, total
+
+
+@gluon.jit
+def draw_elements(xs, c, words, sample, lane, block, FAST: gl.constexpr):
+    """`element`: Gumbel-max over the 32 ids of each group, one noise value an id. Returns as `draw_groups`.
+
+    Four neighbouring ids share a Philox call and lie in two lanes; both make it and use two words each, which is
+    cheaper than to exchange them.
+    """
+    position, row_word, key0, key1 = words
+    upper = (lane % 2) == 1
+    best = gl.full_like(xs[0], float("-inf"))
+    best_x = best
+    member = gl.zeros_like(best).to(gl.int32)
+    for i in gl.static_range(16):
+        unit = (block * 32 + 2 * i + lane // 2).to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
+        r0, r1, r2, r3 = philox(unit, position, sample, row_word + ELEMENT_DOMAIN, key0, key1)
+        for odd in gl.static_range(2):
+            if odd == 0:
+                word = gl.where(upper, r2, r0)
+            else:
+                word = gl.where(upper, r3, r1)
+            x = xs[2 * i + odd] * c
+            score = x - log2_exponential(uniform32(word), FAST)
+            score = gl.where(score < float("inf"), score, float("inf"))  # NaN and +inf alike
+            wins = score > best
+            best = gl.where(wins, score, best)
+            best_x = gl.where(wins, x, best_x)
+            member = gl.where(wins, 2 * i + odd, member)
+    m, total, _ = group_mass(xs, c, FAST)  # left out by the compiler where no mass is asked for
+    return best, member, best_x, m, total
+
+
+@gluon.jit
+def draw_block(xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED: gl.constexpr, FAST: gl.constexpr):
+    """Best of every (row, lane) of a block of 128 ids, [M, 4]: score, member, y c, and the log-mass (m, total).
+
+    A poisoned row has score +inf.
+    """
+    top, first = greedy_block(xs, any_greedy)  # before the masses, so that the logits need not outlive them
+    if GROUPED:
+        score, member, x, m, total = draw_groups(xs, c, words, sample, lane, block, FAST)
+    else:
+        score, member, x, m, total = draw_elements(xs, c, words, sample, lane, block, FAST)
     if any_greedy:
-        # c is 1 in a greedy row, or NaN where the row's parameters are bad; a NaN logit shows in the total
-        alone = gl.where(total == total, top * c, float("inf"))
-        score = gl.where(greedy, gl.where(alone == alone, alone, float("inf")), score)
-    member = first
-    e = gl.full_like(m, 1.0)
-    draws = True
-    if SKIP:
-        hopeful = (score > best) & (score >= bar)
-        draws = gl.max(gl.max(hopeful.to(gl.int32), 1), 0) > 0
-    if draws:
-        member, e = draw_member(sums, total, r0, r1)
-        member = gl.where(greedy, first, member)
-        e = gl.where(greedy, 1.0, e)
-    return score, member, m, total, e
+        # c is 1 in a greedy row, or NaN where the row's parameters are bad; element scores show a NaN logit too
+        alone = gl.where(score < float("inf"), top * c, float("inf"))
+        score = gl.where(greedy, gl.where(alone < float("inf"), alone, float("inf")), score)
+    return score, gl.where(greedy, first, member), gl.where(greedy, top, x), m, total
 
 
 @gluon.jit
