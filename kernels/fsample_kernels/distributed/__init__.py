@@ -1,1 +1,7 @@
 """Tensor parallel: each rank reduces its shard of the vocabulary, and O(1) words a row cross the link."""
+
+from .collectives import RankError
+from .merge import Merged, merge_log_mass
+from .sharded import Exchange, sample
+
+__all__ = ["Exchange", "Merged", "RankError", "merge_log_mass", "sample"]

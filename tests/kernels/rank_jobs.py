@@ -1,0 +1,164 @@
+"""What the ranks of `test_distributed` do: jobs for `ranks.run_ranks`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fsample_kernels import distributed, noise, sample
+
+Options = dict[str, Any]
+
+
+def exact_head(B: int, V: int, D: int = 16) -> tuple[Tensor, Tensor]:
+    """hidden [B, D], weight [V, D] whose logits are exact in fp32 whatever the order of the sums."""
+    generator = torch.Generator().manual_seed(1000 * B + V)
+    hidden = torch.randint(-2, 3, (B, D), generator=generator).float()
+    return hidden, torch.randint(-8, 9, (V, D), generator=generator) / 8
+
+
+def part(rank: int, cuts: list[int], weight: Tensor, options: Options) -> tuple[Tensor, Options]:
+    """The rank's rows of the head, and options with its part of the head bias."""
+    rows = slice(cuts[rank], cuts[rank + 1])
+    bias = options.get("head_bias")
+    return weight[rows], options if bias is None else options | {"head_bias": bias[rows]}
+
+
+def draw(
+    rank: int, size: int, cuts: list[int], hidden: Tensor, weight: Tensor, calls: list[Options]
+) -> list[Any]:
+    """One result a call: every field of a SampleResult, and which shard of the logits it is."""
+    results = []
+    for options in calls:
+        shard, mine = part(rank, cuts, weight, options)
+        given = mine.pop("hidden", hidden)
+        results.append(tuple(distributed.sample(given, shard, **mine)))
+    return results
+
+
+def chi_counts(rank: int, size: int, cuts: list[int], ways: list[tuple[str, str]], broken: bool) -> Tensor:
+    """Counts [ways, V] of the ids of one row; `broken` draws cut groups from shared words."""
+    if broken:
+        noise.group_domain = lambda group, first_id: noise.GROUP
+    hidden, weight = exact_head(1, cuts[-1])
+    counts = torch.zeros(len(ways), cuts[-1], dtype=torch.int64)
+    for way, (exchange, algorithm) in enumerate(ways):
+        options: Options = {"exchange": exchange, "noise": algorithm, "num_samples": 4000, "seed": 3}
+        for position in range(5):
+            result = distributed.sample(
+                hidden, weight[cuts[rank] : cuts[rank + 1]], position=position, **options
+            )
+            counts[way] += torch.bincount(result.ids[0], minlength=cuts[-1])
+    return counts
+
+
+def unseeded(rank: int, size: int, steps: int, exchange: Any) -> Tensor:
+    """ids [steps, B] of unseeded calls, each rank's own generator elsewhere."""
+    torch.manual_seed(rank)
+    hidden, weight = torch.zeros(64, 4), torch.zeros(size * 40, 4)
+    shard = weight.tensor_split(size)[rank]
+    return torch.stack([
+        distributed.sample(hidden, shard, exchange=exchange).ids[:, 0] for _ in range(steps)
+    ])  # fmt: skip
+
+
+def lose_one(rank: int, size: int, how: str) -> Any:
+    """Two calls; rank 1 dies or stays away before the second. Returns (message, seconds it took)."""
+    hidden, weight = exact_head(3, 300)
+    shard = weight.tensor_split(size)[rank]
+    distributed.sample(hidden, shard, seed=1)
+    if rank == 1:
+        if how == "dies":
+            os._exit(3)
+        time.sleep(6)
+        return "woke up"
+    start = time.monotonic()
+    try:
+        distributed.sample(hidden, shard, seed=1, position=1)
+    except distributed.RankError as error:
+        return str(error), time.monotonic() - start
+    return "no error"
+
+
+def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
+    """Rank 1 differs from the others in one argument; what each case says, and whether all can go on."""
+    messages = []
+    for what in cases:
+        hidden, weight = exact_head(4, 256)
+        shard = weight.tensor_split(size)[rank]
+        options: Options = {"seed": 1}
+        if rank == 1:
+            if what == "B":
+                hidden = torch.zeros(8, 16)
+            elif what == "dtype":
+                hidden, shard = hidden.bfloat16(), shard.bfloat16()
+            else:
+                changes: dict[str, Options] = {
+                    "seed": {"seed": 2}, "unseeded": {"seed": None}, "position": {"position": 5},
+                    "temperature": {"temperature": 0.5}, "first_id": {"first_id": 100},
+                    "exchange": {"exchange": "log_mass"}, "want_lse": {"want_lse": True},
+                }  # fmt: skip
+                options |= changes[what]
+        messages.append(complaint(hidden, shard, options))
+    hidden, weight = exact_head(4, 256)
+    together = distributed.sample(hidden, weight.tensor_split(size)[rank], seed=1).ids
+    return [
+        *messages,
+        "still in step" if torch.equal(together, sample(hidden, weight, seed=1).ids) else "lost",
+    ]
+
+
+def bad_arguments(rank: int, size: int, cases: list[Options]) -> list[str]:
+    """What a head of 300 ids says to each case."""
+    hidden, weight = exact_head(2, 300)
+    return [complaint(hidden, weight.tensor_split(size)[rank], {"seed": 1, **options}) for options in cases]
+
+
+def complaint(hidden: Tensor, shard: Tensor, options: Options) -> str:
+    try:
+        return str(distributed.sample(hidden, shard, **options))
+    except ValueError as error:
+        return str(error)
+
+
+def in_groups(rank: int, size: int) -> Any:
+    """Two groups of two at the same time, then one across them, on one head; ids of each."""
+    hidden, weight = exact_head(5, 512)
+    low, high = dist.new_group([0, 1]), dist.new_group([2, 3])
+    across = dist.new_group([3, 1])  # sorted by torch: 1 holds the first half
+    ids = []
+    for position in range(20):
+        own = low if rank < 2 else high
+        mine = weight.tensor_split(2)[rank % 2]
+        ids.append(distributed.sample(hidden, mine, seed=rank // 2, position=position, group=own).ids)
+        if rank in (1, 3):
+            half = weight.tensor_split(2)[dist.get_rank(across)]
+            ids.append(distributed.sample(hidden, half, seed=9, position=position, group=across).ids)
+        else:
+            try:
+                distributed.sample(hidden, weight, seed=9, group=across)
+            except ValueError as error:
+                assert "member" in str(error)
+                ids.append(torch.empty(0))
+    return ids
+
+
+def far_id(rank: int, size: int) -> list[int]:
+    """Token 16777217, which fp32 does not hold, drawn at temperature 1 and 0, through rank 1's offset."""
+    first = 16_777_216
+    weight = torch.full((first, 1), -1.0, dtype=torch.bfloat16) if rank == 0 else torch.zeros(2, 1)
+    weight = weight.bfloat16()
+    if rank == 1:
+        weight[1] = 64.0
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16)
+    found = []
+    for exchange in ("candidates", "log_mass"):
+        for temperature in (0.0, 1.0):
+            result = distributed.sample(hidden, weight, seed=1, temperature=temperature, exchange=exchange)
+            found.append(int(result.ids))
+    return found

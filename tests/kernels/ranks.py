@@ -1,0 +1,68 @@
+"""Run a function as several ranks of a gloo group, a process each, and collect what they return.
+
+Processes are forked from a server that has imported torch already, so that eight of them start in a moment.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["fsample_kernels.distributed", "tests.kernels.ranks"])
+
+Job = Callable[..., Any]  # (rank, size, *arguments) -> anything that pickles
+LOST = "no answer"  # in place of the result of a rank that died or hung
+
+
+def run_ranks(
+    size: int, job: Job, *arguments: object, timeout_s: float = 60, wait_s: float = 120
+) -> list[Any]:
+    """What each rank returned; for one that raised, its exception; for one that never answered, LOST.
+
+    timeout_s: of the process group; wait_s: for all ranks together. `job` must be a function of an importable
+    module. Tensors travel by value: the memory that torch would share goes with the process that made it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        packed = pickle.dumps((job, arguments))
+        processes = [
+            _context.Process(target=_rank, args=(rank, size, name, timeout_s, packed)) for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        end = time.monotonic() + wait_s
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        found = [folder / f"{rank}.answer" for rank in range(size)]
+        return [pickle.loads(path.read_bytes()) if path.exists() else LOST for path in found]
+
+
+def _rank(rank: int, size: int, folder: str, timeout_s: float, packed: bytes) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    job, arguments = pickle.loads(packed)
+    try:
+        answer = job(rank, size, *arguments)
+    except (ValueError, RuntimeError, TypeError) as error:
+        answer = error
+    (Path(folder) / f"{rank}.answer").write_bytes(pickle.dumps(answer))
+    dist.destroy_process_group()

@@ -1,0 +1,299 @@
+"""`distributed.sample` over gloo: the same ids on every rank, and one rank's answer where it is promised."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fsample_kernels import SampleResult, distributed, sample
+from fsample_kernels.distributed import words
+from tests.kernels import rank_jobs
+from tests.kernels.ranks import LOST, run_ranks
+
+EVERYTHING = {"want_logprob": True, "want_lse": True}
+
+
+def draw(cuts: list[int], hidden: Tensor, weight: Tensor, calls: list[dict[str, Any]]) -> list[SampleResult]:
+    """One result a call, the same on all ranks to the last bit (the shard's logits aside)."""
+    ranks = run_ranks(len(cuts) - 1, rank_jobs.draw, cuts, hidden, weight, calls)
+    for rank in ranks:
+        if isinstance(rank, Exception):
+            raise rank
+        assert rank != LOST
+    for number, call in enumerate(calls):
+        first = SampleResult(*ranks[0][number])
+        for rank in ranks[1:]:
+            other = SampleResult(*rank[number])
+            assert torch.equal(first.ids, other.ids), call
+            for a, b in ((first.logprob, other.logprob), (first.lse, other.lse)):
+                if a is not None and b is not None:  # NaNs are equal here
+                    assert torch.equal(a.view(torch.int32), b.view(torch.int32)), call
+    return [SampleResult(*result) for result in ranks[0]]
+
+
+def assert_one_ranks_answer(
+    got: SampleResult, hidden: Tensor, weight: Tensor, options: dict[str, Any]
+) -> None:
+    own = {name: value for name, value in options.items() if name not in ("exchange", "first_id", "hidden")}
+    want = sample(options.get("hidden", hidden), weight, **own)
+    assert torch.equal(got.ids, want.ids)
+    for a, b in ((got.logprob, want.logprob), (got.lse, want.lse)):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-5, equal_nan=True)
+
+
+# Shards at multiples of 128, one of them empty, one past vocab_size; the last ends inside a block.
+ALIGNED = {2: [0, 640, 1101], 3: [0, 128, 128, 1101], 4: [0, 256, 512, 1024, 1101],
+           8: [0, 128, 256, 384, 384, 640, 768, 896, 1101]}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ALIGNED)
+def test_aligned_shards_draw_what_one_rank_draws(size: int) -> None:
+    hidden, weight = rank_jobs.exact_head(5, 1101)
+    generator = torch.Generator().manual_seed(3)
+    per_row = {
+        "temperature": torch.tensor([1.0, 0.3, 0.0, 2.0, 5.0]), "seed": torch.arange(5) - 2,
+        "position": torch.tensor([0, 1, 2, 2**32 - 1, 7]),
+    }  # fmt: skip
+    transforms = {
+        "head_bias": torch.randint(-4, 5, (1101,), generator=generator) / 4, "logit_scale": 0.5,
+        "softcap": 4.0,
+        "mask": torch.rand(5, 1101, generator=generator) < 0.7, "vocab_size": 1000,
+    }  # fmt: skip
+    words_mask = torch.randint(-(2**31), 2**31 - 1, (5, 35), generator=generator).int()
+    whole = torch.randn(5, 1101, generator=generator).round()
+    calls: list[dict[str, Any]] = [
+        {"seed": 7},
+        {"seed": 2**64 - 1, "num_samples": 7, "temperature": 3.0, **EVERYTHING},
+        {"temperature": 0.0, **EVERYTHING},
+        {**per_row, **EVERYTHING, "num_samples": 3},
+        {"seed": 5, "temperature": 2.0, **transforms, **EVERYTHING},
+        {"seed": 5, "mask": words_mask, "logit_bias": whole, **EVERYTHING},
+        {"seed": 6, "logit_bias": ([0, 1, 4, 4], [3, 700, 1100, 1100], [9.0, 9.0, 4.0, 5.0]), },
+        {"seed": 8, "noise": "element", "num_samples": 2, **EVERYTHING},
+        {"seed": 8, "num_samples": 0, **EVERYTHING},
+    ]  # fmt: skip
+    for call, got in zip(calls, draw(ALIGNED[size], hidden, weight, calls), strict=True):
+        assert_one_ranks_answer(got, hidden, weight, call)
+        assert got.implementation in ("reference+candidates", "none+candidates")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_element_noise_draws_the_same_tokens_for_any_cut(size: int) -> None:
+    hidden, weight = rank_jobs.exact_head(6, 500)
+    calls: list[dict[str, Any]] = [
+        {"seed": s, "noise": "element", "num_samples": 20, **EVERYTHING} for s in (1, 2)
+    ]
+    cuts = [0, 1, 500] if size == 2 else [0, 130, 261, 500]
+    for call, got in zip(calls, draw(cuts, hidden, weight, calls), strict=True):
+        assert_one_ranks_answer(got, hidden, weight, call)
+
+
+# One row and odd remainders over 2 to 8 ranks; fewer tokens than ranks.
+@pytest.mark.parametrize("size, V", [(2, 1519), (3, 257), (4, 503), (4, 3), (8, 503)])
+def test_a_winner_in_the_first_and_last_row_of_a_shard_keeps_its_id(size: int, V: int) -> None:
+    cuts = [-(-V * rank // size) for rank in range(size + 1)]
+    if V == 3:
+        cuts = [0, 1, 1, 2, 3]  # rank 1 holds nothing
+    planted = sorted({id for a, b in zip(cuts, cuts[1:], strict=False) if b > a for id in (a, b - 1)})
+    hidden, weight = torch.eye(len(planted)), torch.zeros(V, len(planted))
+    weight[planted, range(len(planted))] = 120.0
+    calls: list[dict[str, Any]] = [
+        {"seed": 1, "temperature": temperature, "exchange": exchange, "noise": noise, **EVERYTHING}
+        for temperature in (0.0, 1.0)
+        for exchange, noise in (("candidates", "grouped"), ("candidates", "element"), ("log_mass", "grouped"),
+                                ("log_mass", "online"), ("auto", "online"))
+    ]  # fmt: skip
+    for call, got in zip(calls, draw(cuts, hidden, weight, calls), strict=True):
+        assert got.ids[:, 0].tolist() == planted, call
+        assert got.logprob is not None and got.lse is not None
+        torch.testing.assert_close(got.logprob, torch.zeros(len(planted), 1))
+        torch.testing.assert_close(got.lse, torch.full((len(planted),), 120.0))
+        assert got.implementation.endswith("log_mass" if call["exchange"] != "candidates" else "candidates")
+
+
+def test_rows_that_a_rank_cannot_serve() -> None:
+    """Nothing allowed on one rank, on all; a NaN on one rank; a tie of greedy rows across ranks."""
+    cuts = [0, 100, 200, 300]
+    hidden, weight = torch.eye(5), torch.zeros(300, 5)
+    weight[250, 2] = torch.nan
+    weight[[40, 140, 240], 3] = 9.0
+    mask = torch.ones(5, 300, dtype=torch.bool)
+    mask[0, :100] = mask[0, 200:] = False
+    mask[1] = False
+    mask[3:, 250] = False  # 0 times NaN is NaN in these rows as well
+    temperature = torch.tensor([1.0, 1.0, 1.0, 0.0, torch.nan])
+    calls: list[dict[str, Any]] = [
+        {"seed": seed, "mask": mask, "temperature": temperature, "exchange": exchange, **EVERYTHING}
+        for seed in range(3)
+        for exchange in ("candidates", "log_mass")
+    ]
+    seen = set()
+    for got in draw(cuts, hidden, weight, calls):
+        ids = got.ids[:, 0].tolist()
+        assert 100 <= ids[0] < 200 and ids[1:] == [-1, -1, 40, -1]
+        seen.add(ids[0])
+        assert got.lse is not None and got.logprob is not None
+        torch.testing.assert_close(got.lse[0], torch.tensor(100.0).log())
+        torch.testing.assert_close(got.logprob[0, 0], -torch.tensor(100.0).log())
+        assert got.lse[1] == -torch.inf and got.lse[2].isnan() and got.lse[3] == 9.0 and got.lse[4].isnan()
+        assert got.logprob[[1, 2, 4]].isnan().all() and got.logprob[3] == 0
+    assert len(seen) > 1
+
+
+def test_the_batch_may_change_from_step_to_step() -> None:
+    hidden, weight = rank_jobs.exact_head(16, 600)
+    calls: list[dict[str, Any]] = [
+        {"hidden": hidden[:rows], "seed": 4, "position": position, **EVERYTHING}
+        for position, rows in enumerate((8, 16, 1, 0, 16, 8))
+    ]
+    for call, got in zip(calls, draw([0, 256, 600], hidden, weight, calls), strict=True):
+        assert_one_ranks_answer(got, hidden, weight, call)
+
+
+@pytest.mark.parametrize(
+    "size, steps, exchange", [(2, 300, "candidates"), (4, 60, "log_mass"), (8, 40, "candidates")]
+)
+def test_unseeded_ranks_stay_together(size: int, steps: int, exchange: str) -> None:
+    ranks = run_ranks(size, rank_jobs.unseeded, steps, exchange)
+    for rank in ranks[1:]:
+        assert torch.equal(rank, ranks[0])
+    assert len(set(map(tuple, ranks[0].tolist()))) == steps  # every step draws afresh
+    assert ranks[0].unique().numel() > 0.9 * size * 40
+
+
+# Cuts through groups: one rank a block of its own, three ranks in one block, a shard of one token.
+@pytest.mark.parametrize("cuts", [[0, 77, 256], [0, 3, 70, 256], [0, 129, 130, 256]], ids=str)
+def test_distribution_over_shards_that_cut_groups(cuts: list[int]) -> None:
+    ways = [("candidates", "grouped"), ("log_mass", "grouped"), ("candidates", "element")]
+    for way, p in zip(ways, p_values(cuts, ways, broken=False), strict=True):
+        assert p > 1e-3, way
+
+
+def test_shared_words_in_a_cut_group_would_be_seen() -> None:
+    assert p_values([0, 77, 256], [("candidates", "grouped")], broken=True)[0] < 1e-6
+
+
+def p_values(cuts: list[int], ways: list[tuple[str, str]], broken: bool) -> list[float]:
+    """Chi-squared p-value of 20,000 draws of one row for each (exchange, noise); equal on every rank."""
+    ranks = run_ranks(len(cuts) - 1, rank_jobs.chi_counts, cuts, ways, broken)
+    for other in ranks[1:]:
+        assert torch.equal(other, ranks[0])
+    hidden, weight = rank_jobs.exact_head(1, cuts[-1])
+    expected = torch.softmax((hidden @ weight.t())[0].double(), 0) * 20_000
+    big = expected > 5
+    wanted = torch.cat([expected[big], expected[~big].sum()[None]])
+    found = []
+    for counts in ranks[0].double():
+        observed = torch.cat([counts[big], counts[~big].sum()[None]])
+        statistic = float(((observed - wanted) ** 2 / wanted.clamp(min=1e-9)).sum())
+        found.append(float(stats.chi2.sf(statistic, int(big.sum()))))
+    return found
+
+
+@pytest.mark.parametrize("how, timeout_s", [("dies", 60), ("stays away", 3)])
+def test_a_lost_rank_is_named_within_the_timeout(how: str, timeout_s: float) -> None:
+    ranks = run_ranks(3, rank_jobs.lose_one, how, timeout_s=timeout_s)
+    assert ranks[1] == (LOST if how == "dies" else "woke up")
+    for rank in (0, 2):
+        message, seconds = ranks[rank]
+        assert message.startswith("rank 1 did not arrive at fsample call 2 on a group of 3 ranks"), message
+        assert seconds < timeout_s + 5
+
+
+DISAGREEMENTS = {
+    "B": "rows B of hidden must be the same on every rank, got rank 0: 4, rank 1: 8",
+    "dtype": "dtype must be the same",
+    "seed": r"seed must be the same on every rank, got rank 0: 1, rank 1: 2",
+    "unseeded": r"seed \(given or not\) must be the same",
+    "position": "position must be the same on every rank, got rank 0: 0, rank 1: 5",
+    "temperature": "temperature must be the same",
+    "exchange": "exchange must be the same",
+    "want_lse": "want_lse must be the same",
+    "first_id": "first_id of rank 1 must be 128, .* got 100",
+}
+
+
+def test_ranks_that_disagree_all_say_so_and_go_on() -> None:
+    for messages in run_ranks(2, rank_jobs.disagree, list(DISAGREEMENTS)):
+        assert messages.pop() == "still in step"
+        for message, pattern in zip(messages, DISAGREEMENTS.values(), strict=True):
+            assert re.match(pattern, message), message
+
+
+def test_several_groups_in_one_process() -> None:
+    ranks = run_ranks(4, rank_jobs.in_groups)
+    hidden, weight = rank_jobs.exact_head(5, 512)
+    for rank, results in enumerate(ranks):
+        assert not isinstance(results, Exception), results
+        for position in range(20):
+            own, across = results[2 * position : 2 * position + 2]
+            assert torch.equal(own, sample(hidden, weight, seed=rank // 2, position=position).ids)
+            if rank in (1, 3):
+                assert torch.equal(across, sample(hidden, weight, seed=9, position=position).ids)
+
+
+def test_ids_beyond_the_integers_of_fp32() -> None:
+    assert run_ranks(2, rank_jobs.far_id) == [[16_777_217] * 4] * 2
+
+
+def test_keys_order_scores_then_lower_ids() -> None:
+    """Neighbouring fp32 scores of all sizes and signs, zeros, infinities; ids at both ends of their range."""
+    ones = torch.tensor([1.0, -1.0, 3e-39, -3e-39, 1e38, 22.87])
+    scores = torch.cat([
+        ones, torch.nextafter(ones, torch.tensor(torch.inf)), torch.tensor([0.0, torch.inf, -torch.inf])
+    ])  # fmt: skip
+    ids = torch.tensor([0, 1, 16_777_216, 16_777_217, 2**31 - 1])
+    score, id = scores.repeat_interleave(len(ids)), ids.repeat(len(scores))
+    key = words.pack_key(score, id)
+    assert torch.equal(words.key_ids(key), id)
+    order = torch.argsort(key, descending=True)
+    wanted = sorted(range(len(key)), key=lambda i: (-float(score[i]), int(id[i])))
+    assert order.tolist() == wanted
+    assert words.pack_key(torch.tensor(-0.0), torch.tensor(5)) == words.pack_key(
+        torch.tensor(0.0), torch.tensor(5)
+    )
+    bad, none = words.pack_key(torch.tensor([torch.inf, -torch.inf]), torch.tensor([-1, -1]))
+    assert bad > key.max() and words.key_ids(bad) == words.key_ids(none) == -1
+    lowest = words.pack_key(torch.tensor(-3.4e38), torch.tensor(2**31 - 1))
+    assert none < lowest
+
+
+def test_halves_of_words_come_back() -> None:
+    values = torch.tensor([0.0, -0.0, 1.5, -1.5, torch.inf, -torch.inf, 3e-39])
+    ids = torch.tensor([-1, 0, 1, 2**31 - 1, 16_777_217, 5, -1])
+    packed = words.pack_words(values, ids)
+    assert torch.equal(words.high_bits(packed).view(torch.int32), values.view(torch.int32))
+    assert torch.equal(words.low_ids(packed), ids)
+    both = words.pack_bits(values, values.flip(0))
+    assert torch.equal(words.low_bits(both), values.flip(0)) and torch.equal(words.high_bits(both), values)
+
+
+def test_without_a_group_it_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="init_process_group"):
+        distributed.sample(torch.zeros(1, 4), torch.zeros(4, 4))
+
+
+BAD = [
+    ({"exchange": "all"}, "exchange must be one of auto, p2p, candidates, log_mass, got 'all'"),
+    ({"exchange": "candidates", "noise": "online"}, ".* has none; use 'log_mass'"),
+    ({"first_id": -3}, "first_id must be an integer, 0 or above"),
+    ({"noise": "gumbel"}, "noise must be one of"),
+    ({"head_bias": torch.zeros(200)}, r"head_bias must have shape \[150\]"),
+    ({"vocab_size": 301}, r"vocab_size must be in \[1, V\] with V = 300"),
+    ({"mask": torch.ones(150, dtype=torch.bool)}, ".*300 columns"),
+    ({"num_samples": 2.5}, "num_samples must be an integer"),
+    ({"temperature": "hot"}, "temperature must be a finite number"),
+]
+
+
+def test_bad_arguments() -> None:
+    for messages in run_ranks(2, rank_jobs.bad_arguments, [options for options, _ in BAD]):
+        for message, (_, pattern) in zip(messages, BAD, strict=True):
+            assert re.match(pattern, message), message
