@@ -5,8 +5,8 @@
     draw   = lse, fp32 bits                                            | id
 
 The largest signed key is the best score and, of equals, the lowest id: a comparison, whatever the order in
-which words arrive. A bad row (score +inf, id -1) beats everything, a shard without an allowed id (score -inf,
-id -1) nothing.
+which words arrive. A bad row (score +inf) beats everything, a shard without an allowed id (score -inf) nothing;
+either means id -1, whatever the low half holds. The kernel for Hopper makes the same keys.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 MAX_ID = (1 << 31) - 1
+_INFINITY = 0x7F800000  # as bits and so in the order of scores; -inf is -0x7F800001
 _LOW = 0xFFFFFFFF
 
 
@@ -27,7 +28,8 @@ def pack_key(score: Tensor, ids: Tensor) -> Tensor:
 
 def key_ids(key: Tensor) -> Tensor:
     """The ids, int64, -1 for a bad row or one without an allowed id."""
-    return MAX_ID - (key & _LOW)
+    score = key >> 32
+    return (MAX_ID - (key & _LOW)).masked_fill((score == _INFINITY) | (score == -_INFINITY - 1), -1)
 
 
 def pack_bits(high: Tensor, low: Tensor) -> Tensor:

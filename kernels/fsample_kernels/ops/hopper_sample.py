@@ -12,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fsample_kernels.ops import arguments, hopper_configs
 from fsample_kernels.ops.hopper_kernel import EMPTY_KEY, hopper_kernel
-from fsample_kernels.ops.reduce_candidates import reduce_candidates
+from fsample_kernels.ops.reduce_candidates import best_scores, reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
 LOG2_E = 1.4426950408889634
@@ -90,6 +90,18 @@ def run(problem: Problem) -> SampleResult:
     A hidden that TMA cannot read (strided, or at an odd address) is copied first: B * D values. Allocates the ids;
     with several samples a row, logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA or tile.
     """
+    return _run(problem, keep=False)[0]
+
+
+def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
+    """The result and the scores of its ids, [B, K]; see `best_scores`."""
+    result, launch = _run(problem, keep=True)
+    assert launch is not None
+    return result, best_scores(launch, result.ids)
+
+
+def _run(problem: Problem, keep: bool) -> tuple[SampleResult, arguments.Launch | None]:
+    """The result, and the candidates where the kernel leaves any; with `keep` it always does."""
     hidden, weight = problem.hidden, problem.weight
     assert hidden is not None and weight is not None
     device = hidden.device
@@ -102,7 +114,7 @@ def run(problem: Problem) -> SampleResult:
     row_blocks = triton.cdiv(B, config.bh)
     ctas = max(1, min(sm_count(device) // row_blocks, units))
     wants_mass = problem.want_logprob or problem.want_lse
-    in_one_launch = K == 1 and not wants_mass
+    in_one_launch = K == 1 and not wants_mass and not keep
     slots = 0 if in_one_launch else (ctas if K == 1 else units)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -145,9 +157,9 @@ def run(problem: Problem) -> SampleResult:
             num_warps=4, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         if launch is not None:
-            return reduce_candidates(problem, launch)._replace(implementation="hopper")
+            return reduce_candidates(problem, launch)._replace(implementation="hopper"), launch
         assert ids is not None
-        return SampleResult(ids, None, None, logits, "hopper")
+        return SampleResult(ids, None, None, logits, "hopper"), None
 
 
 def host_scale(temperature: float | Tensor) -> float:
