@@ -22,7 +22,8 @@ class Perfect:
 
     def ids(self, y: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
         cumulative = np.exp(y - y.max()).cumsum()
-        return np.searchsorted(cumulative, self.rng.random(rows) * cumulative[-1], side="right")
+        u = self.rng.random(rows) * cumulative[-1]
+        return np.asarray(np.searchsorted(cumulative, u, side="right"), dtype=np.int64)
 
     def subject(self) -> Subject:
         return Subject("perfect", self.draw)
