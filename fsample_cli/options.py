@@ -21,6 +21,7 @@ from fsample_cli.workloads import DTYPES, PRESETS, Workload, find_preset
 
 MAX_BATCH = 2**24  # rows that the noise's counter can tell apart
 MAX_SEED = 2**64
+MAX_RANKS = 1024
 
 
 class Device(str, Enum):
@@ -181,6 +182,15 @@ BatchOption = Annotated[
 SamplerOption = Annotated[
     list[str] | None,
     typer.Option("--sampler", help="Repeat or separate by commas; also module:function.", show_default=False),
+]
+TpOption = Annotated[
+    int,
+    typer.Option(
+        "--tp",
+        min=1,
+        max=MAX_RANKS,
+        help="Tensor-parallel ranks that share the vocabulary, one process each.",
+    ),
 ]
 TemperatureOption = Annotated[
     float, typer.Option("--temperature", help="0 is greedy.", callback=_check_temperature)

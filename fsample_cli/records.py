@@ -95,6 +95,22 @@ class IoModelResult(BenchResult):
 
 
 @dataclass(frozen=True)
+class TpModelResult:
+    """One batch size on a number of ranks, predicted: a rank's bytes, and times where the link is known."""
+
+    batch: int
+    tp: int
+    shard_bytes: int  # weight shard and hidden states, read
+    link_bytes_gather: int  # received when logits are gathered
+    link_bytes_candidates: int  # received when candidates are exchanged
+    predicted_gather_us: float | None
+    predicted_candidates_us: float | None
+    predicted_speedup: float | None  # gather / candidates
+    scaling: float | None  # candidates on one rank / candidates on `tp` ranks
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class VerifyResult:
     """One statistic of one sampler. `batch` and `row` are None where the test is not of the workload."""
 
@@ -190,8 +206,8 @@ class HardwareResult:
 
 
 Result: TypeAlias = (
-    "BenchResult | IoModelResult | VerifyResult | TraceResult | CompareResult | DoctorResult | PresetResult"
-    " | HardwareResult"
+    "BenchResult | IoModelResult | TpModelResult | VerifyResult | TraceResult | CompareResult | DoctorResult"
+    " | PresetResult | HardwareResult"
 )
 
 
@@ -210,6 +226,7 @@ class Record:
     KINDS: ClassVar[dict[str, type]] = {
         "bench": BenchResult,
         "io-model": IoModelResult,
+        "tp-model": TpModelResult,
         "verify": VerifyResult,
         "trace": TraceResult,
         "compare": CompareResult,

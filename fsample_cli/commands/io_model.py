@@ -4,12 +4,14 @@ store-logits flag.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Annotated, Optional
 
 import typer
 
-from fsample_cli.errors import FsampleError
+from fsample_cli.errors import FsampleError, UsageError
+from fsample_cli.hardware import find_gpu
 from fsample_cli.options import (
     BatchOption,
     CheckpointOption,
@@ -26,6 +28,7 @@ from fsample_cli.options import (
     SeedOption,
     StatesOption,
     TemperatureOption,
+    TpOption,
     VocabOption,
     build_workload,
     check_output,
@@ -34,7 +37,7 @@ from fsample_cli.options import (
     resolve_device,
 )
 from fsample_cli.progress import progress_bar
-from fsample_cli.records import BenchResult, IoModelResult, Record
+from fsample_cli.records import BenchResult, IoModelResult, Json, Record, TpModelResult
 from fsample_cli.reporters import write_report
 from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS, Workload
@@ -57,6 +60,7 @@ def io_model(
             show_default=False,
         ),
     ] = None,
+    tp: TpOption = 1,
     temperature: TemperatureOption = 1.0,
     timer: TimerOption = "auto",
     warmup: WarmupOption = 25,
@@ -74,8 +78,13 @@ def io_model(
 
     Predicted speed-up, in elements: (VD + BD + 2BV + B) / (VD + BD + B), close to 1 + 2B/D. Measured: the
     fused kernel with and without its store-logits flag (fp32 logits written, nothing else changed),
-    interleaved.
+    interleaved. With --tp: bytes that a rank receives when logits are gathered and when candidates are
+    exchanged, and the times they allow on the H200, whose link was measured.
     """
+    if tp > 1 and measure:
+        raise UsageError("--tp is predicted only, got --measure as well", "`fsample bench --tp` measures")
+    if tp > 1:
+        measure = False
     target = check_output(format, output, force)
     batches = parse_batches(batch)
     where = "cpu" if measure is False else resolve_device(device)
@@ -87,6 +96,9 @@ def io_model(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
         device=where, dtype=dtype, default=PRESETS["qwen3-8b"].workload(),
     )  # fmt: skip
+    if tp > 1:
+        write_report(_over_ranks(replace(workload, tp=tp), batches), target)
+        return
     if not measure:
         rows = [_row(workload, name, b, None) for b in batches for name in SAMPLERS]
         write_report(
@@ -110,6 +122,32 @@ def io_model(
     write_report(record, target)
     if done.outcome.problems:
         raise FsampleError(f"io-model: {done.outcome.problems[0]}", "see settings.problems of the record")
+
+
+def _over_ranks(workload: Workload, batches: Sequence[int]) -> Record:
+    from fsample_cli.measure.link_traffic import link_step, ranks_up_to
+
+    gpu = find_gpu("NVIDIA H200")
+    assert gpu is not None
+    rows = []
+    for batch in batches:
+        alone = link_step(workload, batch, 1, gpu).candidates_us
+        for ranks in ranks_up_to(workload.tp):
+            step = link_step(workload, batch, ranks, gpu)
+            gather, words = step.gather_us, step.candidates_us
+            assert alone is not None and gather is not None and words is not None
+            rows.append(
+                TpModelResult(
+                    batch, ranks, step.shard_bytes, step.gather_bytes, step.candidate_bytes, gather, words,
+                    gather / words, alone / words,
+                )
+            )  # fmt: skip
+    settings: dict[str, Json] = {
+        "gpu": gpu.name,
+        "ceilings": gpu.achievable_source,
+        "latencies": "not counted",
+    }
+    return Record("tp-model", command_line(), None, workload, tuple(rows), settings)
 
 
 def _row(

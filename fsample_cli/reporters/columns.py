@@ -75,6 +75,17 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("overhead", lambda r: percent(r.measured_overhead)),
         Column("meas/pred", lambda r: ratio(r.measured_over_predicted)),
     ),
+    "tp-model": (
+        BATCH,
+        Column("ranks", lambda r: str(r.tp)),
+        Column("shard MB", lambda r: number(r.shard_bytes / 1e6, 1)),
+        Column("logit MB", lambda r: number(r.link_bytes_gather / 1e6, 2)),
+        Column("words KB", lambda r: number(r.link_bytes_candidates / 1e3, 2)),
+        Column("gather us", lambda r: microseconds(r.predicted_gather_us)),
+        Column("words us", lambda r: microseconds(r.predicted_candidates_us)),
+        Column("speed-up", lambda r: ratio(r.predicted_speedup)),
+        Column("scaling", lambda r: ratio(r.scaling)),
+    ),
     "verify": (
         Column("test", lambda r: r.test, left=True),
         SAMPLER,

@@ -31,6 +31,32 @@ def test_the_default_on_a_cpu_is_not_to_measure(fsample: Fsample) -> None:
     assert max(map(len, done.out.splitlines())) <= 80
 
 
+def test_ranks_receive_words_or_logits(fsample: Fsample) -> None:
+    done = fsample(
+        "io-model", "--preset", "llama3-70b", "--tp", 6, "--batch", "16,256", "--format", "json"
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["kind"] == "tp-model" and data["workload"]["tp"] == 6
+    rows = {(row["batch"], row["tp"]): row for row in data["results"]}
+    assert sorted(rows) == [(batch, ranks) for batch in (16, 256) for ranks in (1, 2, 4, 6)]
+    # 128,256 logits of 2 bytes in two halves; a word of 8 bytes a row from each of the others
+    assert rows[256, 2]["link_bytes_gather"] == 256 * 64_128 * 2
+    assert rows[256, 4]["link_bytes_candidates"] == 3 * 256 * 8
+    assert rows[16, 6]["shard_bytes"] == (21_376 + 16) * 8192 * 2
+    assert rows[16, 1]["link_bytes_gather"] == rows[16, 1]["link_bytes_candidates"] == 0
+    # the measured two-rank shard GEMM of this shape takes 270 us; the floor of its bytes is 239
+    assert rows[16, 2]["predicted_candidates_us"] == pytest.approx(239, rel=0.01)
+    assert rows[256, 2]["predicted_candidates_us"] == pytest.approx(341, rel=0.01)
+    assert rows[256, 6]["predicted_speedup"] > 1.4 and rows[256, 6]["scaling"] < 6
+    assert fsample("io-model", "--tp", 2, "--measure").code == 2
+
+
+def test_the_table_over_ranks_fits_a_terminal(fsample: Fsample) -> None:
+    done = fsample("io-model", "--tp", 8, "--batch", "1,256")
+    assert done.code == 0 and max(map(len, done.out.splitlines())) <= 80, done.out
+
+
 def test_measured_on_the_cpu_when_asked(fsample: Fsample) -> None:
     done = fsample(
         "io-model", "--measure", "--device", "cpu", "--vocab", 600, "--hidden", 16, "--batch", "1,8",
