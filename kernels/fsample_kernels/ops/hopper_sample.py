@@ -11,7 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fsample_kernels.ops import arguments, hopper_configs
-from fsample_kernels.ops.hopper_kernel import EMPTY_KEY, hopper_kernel
+from fsample_kernels.ops.hopper_kernel import hopper_kernel
+from fsample_kernels.ops.hopper_rows import EMPTY_KEY
 from fsample_kernels.ops.reduce_candidates import best_scores, reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
@@ -152,7 +153,7 @@ def _run(problem: Problem, keep: bool) -> tuple[SampleResult, arguments.Launch |
             WANT_MASS=wants_mass, GROUPED=problem.noise == "grouped",
             FAST=problem.math == "fast",
             BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
-            WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight, 
+            WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight,
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
             num_warps=4, maxnreg=MAX_REGISTERS,
         )  # fmt: skip

@@ -13,7 +13,6 @@ from fsample_kernels.ops.device import (
     ELEMENT_DOMAIN,
     GROUP_DOMAIN,
     draw_member,
-    exp2,
     group_mass,
     group_score,
     log2,
@@ -23,15 +22,13 @@ from fsample_kernels.ops.device import (
 )
 from fsample_kernels.ops.epilogue import tanh
 
-LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference of two is no NaN
-
 
 @gluon.jit
 def blocks(acc, M: gl.constexpr, N: gl.constexpr):
     """[M, N] accumulator -> N / 128 tensors [M, 128], in order."""
-    out = (acc,)
+    out = (acc,)  # type: tuple[gl.tensor, ...]
     for _ in gl.static_range(N // 256):
-        halves = ()
+        halves = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(len(out)):
             y = out[j]
             a, b = y.reshape(M, 2, y.shape[1] // 2).permute(0, 2, 1).split()
@@ -43,15 +40,15 @@ def blocks(acc, M: gl.constexpr, N: gl.constexpr):
 @gluon.jit
 def by_group(x, M: gl.constexpr):
     """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the block's four groups."""
-    xs = (x.reshape(M, 16, 4, 2).permute(0, 2, 1, 3).reshape(M, 4, 32),)
+    xs = (x.reshape(M, 16, 4, 2).permute(0, 2, 1, 3).reshape(M, 4, 32),)  # type: tuple[gl.tensor, ...]
     for _ in gl.static_range(5):
-        halves = ()
+        halves = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(len(xs)):
             y = xs[j]
             a, b = y.reshape(M, 4, 2, y.shape[2] // 2).permute(0, 1, 3, 2).split()
             halves += (a, b)
         xs = halves
-    out = ()
+    out = ()  # type: tuple[gl.tensor, ...]
     for j in gl.static_range(32):
         out += (xs[j].reshape(M, 4),)
     return out
@@ -77,12 +74,12 @@ def transform(xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.conste
      mask_ptr, mask_stride_b, mask_stride_v, bits_ptr, bits_stride_b, bits_stride_w, num_words,
      sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
     if bits_ptr is not None:
-        words = ()
+        words = ()  # type: tuple[gl.tensor, ...]
         for w in gl.static_range(4):
             at = (first_id + column0) // 32 + w
             word = load_table(bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w, 0)
             words += (word >> (lane * 2),)
-    out = ()
+    out = ()  # type: tuple[gl.tensor, ...]
     for j in gl.static_range(32):
         y = xs[j]
         column = column0 + ids_of(lane, j)
@@ -107,26 +104,26 @@ def transform(xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.conste
             value = gl.load(sparse_values_ptr + i)
             hit = (rows == gl.load(sparse_rows_ptr + i).to(gl.int32)) & (lane == (local % 8) // 2)
             member = (local // 8) * 2 + local % 2
-            biased = ()
+            biased = ()  # type: tuple[gl.tensor, ...]
             for j in gl.static_range(32):
                 biased += (gl.where(hit & (member == j), out[j] + value, out[j]),)
             out = biased
             i += 1
     if mask_ptr is not None:
-        masked = ()
+        masked = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(32):
             column = column0 + ids_of(lane, j)
             allowed = load_table(mask_ptr, rows, live, mask_stride_b, first_id + column, column < limit, mask_stride_v, 0)
             masked += (gl.where(allowed != 0, out[j], float("-inf")),)
         out = masked
     if bits_ptr is not None:
-        masked = ()
+        masked = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(32):
             allowed = (words[j // 8] >> (8 * ((j // 2) % 4) + j % 2)) & 1
             masked += (gl.where(allowed != 0, out[j], float("-inf")),)
         out = masked
     if column0 + 128 > limit:
-        masked = ()
+        masked = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(32):
             masked += (gl.where(column0 + ids_of(lane, j) < limit, out[j], float("-inf")),)
         out = masked
@@ -225,17 +222,3 @@ def draw_block(xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED: g
         alone = gl.where(score < float("inf"), top * c, float("inf"))
         score = gl.where(greedy, gl.where(alone < float("inf"), alone, float("inf")), score)
     return score, gl.where(greedy, first, member), gl.where(greedy, top, x), m, total
-
-
-@gluon.jit
-def add_mass(mass_m, mass_s, m, total, FAST: gl.constexpr):
-    """Log-mass (m, s), s 2^m, of two disjoint sets together."""
-    m = gl.where(total > 0.0, m, LOW)
-    top = gl.maximum(mass_m, m)
-    return top, mass_s * exp2(mass_m - top, FAST) + total * exp2(m - top, FAST)
-
-
-@gluon.jit
-def better(score_a, id_a, y_a, score_b, id_b, y_b):
-    a_wins = (score_a > score_b) | ((score_a == score_b) & (id_a < id_b))
-    return gl.where(a_wins, score_a, score_b), gl.where(a_wins, id_a, id_b), gl.where(a_wins, y_a, y_b)

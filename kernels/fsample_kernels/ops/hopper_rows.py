@@ -1,0 +1,160 @@
+"""What the Hopper kernel knows of a row: its parameters, its best so far, and how its winner leaves the CTA.
+
+The state of a consumer warpgroup is (best score, its column, its y, mass maximum, mass sum), [M, 4] each: one entry
+a row and lane, in registers over all tiles of the CTA. The last three are used where the mass is asked for.
+"""
+
+# No `from __future__ import annotations`: Gluon reads the constexpr annotations.
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fsample_kernels.ops.device import exp2
+from fsample_kernels.ops.hopper_tile import draw_block
+
+# No score yet: the image of -inf (see `publish`).
+EMPTY_KEY = gl.constexpr(-0x7F800001 << 32)
+LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference of two is no NaN
+
+
+@gluon.jit
+def load_words(rows, live, row_args):
+    """Philox counter and key words that belong to a row, uint32 each.
+
+    Read again for every block, and volatile, so that they are not kept: they would not fit beside the accumulator.
+    """
+    (_, _, _, seed_ptr, seed_stride, seed_low, seed_high,
+     position_ptr, position_stride, position, numbered, _) = row_args  # fmt: skip
+    if seed_ptr is None:
+        key0 = seed_low.to(gl.uint32, bitcast=True)
+        key1 = seed_high.to(gl.uint32, bitcast=True)
+    else:
+        seed = gl.load(seed_ptr + rows * seed_stride, mask=live, other=0, volatile=True)
+        key0 = seed.to(gl.uint32)
+        key1 = (seed >> 32).to(gl.uint32)
+    if position_ptr is None:
+        step = position.to(gl.uint32, bitcast=True)
+    else:
+        step = gl.load(position_ptr + rows * position_stride, mask=live, other=0, volatile=True)
+        step = step.to(gl.uint32)
+    return step, (rows * numbered).to(gl.uint32), key0, key1
+
+
+@gluon.jit
+def load_scale(rows, live, row_args):
+    """c = log2(e) / temperature per row, 1 in greedy rows, NaN where temperature, position or sparse bias are bad;
+    and which rows are greedy."""
+    (temperature_ptr, temperature_stride, scale, _, _, _, _,
+     position_ptr, position_stride, _, _, spoiled_ptr) = row_args  # fmt: skip
+    if temperature_ptr is None:  # the host has divided; 0 says greedy
+        c = scale + gl.zeros_like(rows).to(gl.float32)
+        greedy = c == 0.0
+        good = c == c
+    else:
+        t = gl.load(temperature_ptr + rows * temperature_stride, mask=live, other=1.0)
+        greedy = (t >= 0.0) & (t < 2.0**-64)  # `types.MIN_TEMPERATURE`
+        good = (t >= 0.0) & (t < float("inf"))
+        # rounded once, as the reference does
+        c = (1.4426950408889634 / gl.where(greedy, 1.0, t).to(gl.float64)).to(gl.float32)
+    if position_ptr is not None:
+        step = gl.load(position_ptr + rows * position_stride, mask=live, other=0).to(gl.int64)
+        good = good & (step >= 0) & (step < 4294967296)
+    if spoiled_ptr is not None:
+        good = good & (gl.load(spoiled_ptr + rows, mask=live, other=0) == 0)
+    return gl.where(good, gl.where(greedy, 1.0, c), float("nan")), greedy
+
+
+@gluon.jit
+def empty_state(M: gl.constexpr, lay: gl.constexpr):
+    best = gl.full([M, 4], float("-inf"), gl.float32, layout=lay)
+    zeros = gl.zeros_like(best)
+    return best, gl.full([M, 4], 0, gl.int32, layout=lay), zeros, gl.full_like(best, LOW), zeros
+
+
+@gluon.jit
+def draw_into(
+    state, xs, own, row_args, sample, lane, block, column0,
+    WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
+):  # fmt: skip
+    """Draw in a block of 128 ids, and merge its winners and its mass into the state."""
+    best, best_column, best_y, mass_m, mass_s = state
+    rows, live, c, greedy, any_greedy = own
+    words = load_words(rows, live, row_args)
+    score, member, x, m, total = draw_block(
+        xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED, FAST
+    )
+    wins = score > best  # later blocks have higher ids: a tie stays where it is
+    best = gl.where(wins, score, best)
+    best_column = gl.where(wins, column0 + (member // 2) * 8 + lane * 2 + member % 2, best_column)
+    if WANT_MASS:
+        best_y = gl.where(wins, x / c, best_y)
+        mass_m, mass_s = add_mass(mass_m, mass_s, m, total, FAST)
+    return best, best_column, best_y, mass_m, mass_s
+
+
+@gluon.jit
+def add_mass(mass_m, mass_s, m, total, FAST: gl.constexpr):
+    """Log-mass (m, s), s 2^m, of two disjoint sets together."""
+    m = gl.where(total > 0.0, m, LOW)
+    top = gl.maximum(mass_m, m)
+    return top, mass_s * exp2(mass_m - top, FAST) + total * exp2(m - top, FAST)
+
+
+@gluon.jit
+def join_mass(m_a, s_a, m_b, s_b):
+    top = gl.maximum(m_a, m_b)
+    return top, s_a * exp2(m_a - top, False) + s_b * exp2(m_b - top, False)
+
+
+@gluon.jit
+def better(score_a, id_a, y_a, score_b, id_b, y_b):
+    a_wins = (score_a > score_b) | ((score_a == score_b) & (id_a < id_b))
+    return gl.where(a_wins, score_a, score_b), gl.where(a_wins, id_a, id_b), gl.where(a_wins, y_a, y_b)
+
+
+@gluon.jit
+def store_candidates(
+    state, rows1, num_rows, first_id, slot, num_slots, sample, candidates, WANT_MASS: gl.constexpr
+):
+    """One candidate a row into [K, B, T]; rows1 [M] in the layout of a reduction over lanes."""
+    score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr = candidates
+    best, best_column, best_y, mass_m, mass_s = state
+    score, column, y = gl.reduce((best, best_column, best_y), 1, better)
+    lay: gl.constexpr = score.type.layout
+    rows = gl.convert_layout(rows1, lay)
+    offsets = rows.to(gl.int64) * num_slots + slot
+    at = offsets + sample.to(gl.int64) * num_rows * num_slots
+    live = rows < num_rows
+    gl.store(score_ptr + at, score, mask=live)
+    gl.store(id_ptr + at, gl.where(score < float("inf"), first_id + column, -1), mask=live)
+    if WANT_MASS:
+        m, total = gl.reduce((mass_m, mass_s), 1, join_mass)
+        gl.store(logit_ptr + at, y, mask=live)
+        gl.store(max_ptr + offsets, gl.where(total > 0.0, m, float("-inf")), mask=live)
+        gl.store(sum_ptr + offsets, total, mask=live)
+
+
+@gluon.jit
+def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
+    """Raise the rows' keys to this CTA's best: the order-preserving int32 image of the score above the complemented
+    id, so that the larger key wins and ties go to the lower id."""
+    score, column, _ = gl.reduce((state[0], state[1], state[2]), 1, better)
+    image = score.to(gl.int32, bitcast=True)
+    ordered = image ^ ((image >> 31) & 0x7FFFFFFF)
+    key = (ordered.to(gl.int64) << 32) | (0x7FFFFFFF - (column + first_id)).to(gl.int64)
+    r = gl.arange(0, M, layout=key.type.layout) + row0
+    gl.atomic_max(keys_ptr + r, key, mask=r < num_rows, sem="relaxed", scope="gpu")
+
+
+@gluon.jit
+def write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH: gl.constexpr):
+    """The last CTA of a block of rows: keys to ids, and the workspace as the next launch wants it."""
+    lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    r = gl.arange(0, BH, layout=lay) + row0
+    key = gl.load(keys_ptr + r, mask=r < num_rows, other=0, volatile=True)
+    image = (key >> 32).to(gl.int32)
+    ids = 0x7FFFFFFF - (key & 0xFFFFFFFF)
+    # the images of +inf (a row with a NaN) and of -inf (nothing allowed)
+    ids = gl.where((image == 0x7F800000) | (image == -0x7F800001), -1, ids)
+    gl.store(ids_ptr + r, ids, mask=r < num_rows)
+    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < num_rows)
+    gl.store(counters_ptr + row_block, 0)
