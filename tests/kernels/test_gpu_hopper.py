@@ -13,11 +13,13 @@ from fsample_kernels.types import Problem, SampleResult
 
 pytestmark = pytest.mark.gpu
 
-# One row and one odd batch a class of tile; V = 1000 and 129 end inside a block, 50257 leaves 47 lanes, 4097 opens a
-# unit for one id; D = 264 and 2880 end inside a stage, 640 is five of them; 300 and 1024 rows are several row blocks.
+# One row and one odd batch a class of tile; V = 1000 and 129 end inside a block, 50257 leaves 47 lanes, 4097
+# opens a unit for one id; D = 264 and 2880 end inside a stage, 640 is five of them; 300 and 1024 rows are
+# several row blocks.
 SHAPES = [
-    (1, 1000, 64), (3, 129, 264), (17, 5000, 640), (33, 50257, 128), (64, 151936, 512), (65, 4097, 2880), (128, 32000, 1024),
-    (200, 128256, 256), (256, 151936, 256), (300, 3000, 512), (1024, 8192, 128), (1, 1, 16), (5, 127, 24),
+    (1, 1000, 64), (3, 129, 264), (17, 5000, 640), (33, 50257, 128), (64, 151936, 512), (65, 4097, 2880),
+    (128, 32000, 1024), (200, 128256, 256), (256, 151936, 256), (300, 3000, 512), (1024, 8192, 128),
+    (1, 1, 16), (5, 127, 24),
 ]  # fmt: skip
 
 
@@ -41,9 +43,9 @@ def run(problem: Problem) -> SampleResult:
 
 
 DEFAULTS: dict[str, object] = {
-    "temperature": 1.0, "seed": 7, "position": 3, "num_samples": 1, "head_bias": None, "logit_scale": 1.0, "softcap": None,
-    "logit_bias": None, "mask": None, "vocab_size": None, "noise": "grouped", "math": "fast", "want_logprob": False,
-    "want_lse": False, "store_logits": False,
+    "temperature": 1.0, "seed": 7, "position": 3, "num_samples": 1, "head_bias": None, "logit_scale": 1.0,
+    "softcap": None, "logit_bias": None, "mask": None, "vocab_size": None, "noise": "grouped", "math": "fast",
+    "want_logprob": False, "want_lse": False, "store_logits": False,
 }  # fmt: skip
 
 
@@ -66,9 +68,11 @@ def test_ids_are_the_oracles(B: int, V: int, D: int) -> None:
         check(hidden, weight, seed=seed, position=seed % 1000)
 
 
-FEATURES = ["temperature", "rows", "head_bias", "bias_v", "bias_bv", "sparse", "mask_v", "mask_bv", "bits", "vocab_size",
-            "samples", "mass", "mass_samples", "store", "exact", "fp16", "everything",
-            "element", "element_rows", "element_mass", "element_everything"]  # fmt: skip
+FEATURES = [
+    "temperature", "rows", "head_bias", "bias_v", "bias_bv", "sparse", "mask_v", "mask_bv", "bits",
+    "vocab_size", "samples", "mass", "mass_samples", "store", "exact", "fp16", "everything",
+    "element", "element_rows", "element_mass", "element_everything",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("B", [5, 64, 130])
@@ -86,12 +90,14 @@ def test_features(feature: str, B: int) -> None:
     shifts = torch.arange(32, device="cuda")
     words = (bits.view(B, -1, 32) << shifts).sum(2)
     words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-    sparse = (rows.repeat(3), torch.cat([rows * 31 % V, rows * 0 + 4999, rows * 7 % V]), torch.randn(3 * B, device="cuda", generator=g) * 8)
+    ids = torch.cat([rows * 31 % V, rows * 0 + 4999, rows * 7 % V])
+    sparse = (rows.repeat(3), ids, torch.randn(3 * B, device="cuda", generator=g) * 8)
     dense = torch.randn(B, V, device="cuda", generator=g) * 3
+    head_bias = torch.randn(V, device="cuda")
     arguments: dict[str, dict[str, object]] = {
         "temperature": {"temperature": 0.7},
         "rows": {"temperature": temperature, "seed": rows * 1_000_003 - 5, "position": rows + 11},
-        "head_bias": {"head_bias": torch.randn(V, device="cuda", dtype=torch.bfloat16), "logit_scale": 0.7, "softcap": 5.0},
+        "head_bias": {"head_bias": head_bias.bfloat16(), "logit_scale": 0.7, "softcap": 5.0},
         "bias_v": {"logit_bias": dense[0]},
         "bias_bv": {"logit_bias": dense},
         "sparse": {"logit_bias": sparse},
@@ -107,13 +113,16 @@ def test_features(feature: str, B: int) -> None:
         "fp16": {},
         "element": {"noise": "element"},
         "element_rows": {
-            "noise": "element", "temperature": temperature, "seed": rows * 1_000_003 - 5, "position": rows + 11, "mask": words,
+            "noise": "element", "temperature": temperature, "seed": rows * 1_000_003 - 5,
+            "position": rows + 11, "mask": words,
         },
-        "element_mass": {"noise": "element", "want_logprob": True, "want_lse": True, "temperature": temperature},
+        "element_mass": {
+            "noise": "element", "want_logprob": True, "want_lse": True, "temperature": temperature,
+        },
         "everything": {
-            "temperature": temperature, "seed": rows * 3 + 1, "position": rows, "head_bias": torch.randn(V, device="cuda"),
-            "logit_scale": 1.5, "softcap": 9.0, "logit_bias": sparse, "mask": words, "vocab_size": 4999, "num_samples": 2,
-            "want_logprob": True, "want_lse": True, "store_logits": True,
+            "temperature": temperature, "seed": rows * 3 + 1, "position": rows, "head_bias": head_bias,
+            "logit_scale": 1.5, "softcap": 9.0, "logit_bias": sparse, "mask": words, "vocab_size": 4999,
+            "num_samples": 2, "want_logprob": True, "want_lse": True, "store_logits": True,
         },
     }  # fmt: skip
     keep = sparse[1] < 4999
@@ -140,7 +149,10 @@ def test_bad_rows_disturb_no_other() -> None:
     position[11], position[12] = 1 << 32, -1
     mask = torch.ones(70, 5000, dtype=torch.bool, device="cuda")
     mask[20] = False
-    got = sample(hidden, weight, seed=1, temperature=temperature, position=position, mask=mask, implementation="hopper").ids
+    got = sample(
+        hidden, weight, seed=1, temperature=temperature, position=position, mask=mask,
+        implementation="hopper",
+    ).ids  # fmt: skip
     bad = torch.zeros(70, dtype=torch.bool, device="cuda")
     bad[[2, 7, 8, 9, 11, 12, 20]] = True
     assert_ids_in_range(got, 5000, bad)
@@ -211,7 +223,7 @@ def test_unseeded_graph_draws_anew() -> None:
 def test_two_streams_at_once() -> None:
     hidden, weight = inputs(16, 32000, 1024)
     want = [sample(hidden, weight, seed=s).ids for s in range(40)]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     got = []
     for s in range(40):
@@ -241,7 +253,8 @@ def test_compiles_once_a_batch_class() -> None:
         return len(hopper_kernel.device_caches[device][0])
 
     for rows in (1, 64, 65, 256):
-        sample(torch.zeros(rows, 384, device="cuda", dtype=torch.bfloat16), weight, seed=1, implementation="hopper")
+        hidden = torch.zeros(rows, 384, device="cuda", dtype=torch.bfloat16)
+        sample(hidden, weight, seed=1, implementation="hopper")
     before = variants()
     for rows in range(1, 257, 3):
         for seed in (1, 2, 16, 17, 1 << 31, 1 << 40):
@@ -257,7 +270,9 @@ def test_peak_memory() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for arguments in ({}, {"want_logprob": True, "want_lse": True}):
-        result = sample(hidden, weight, seed=1, implementation="hopper", **arguments)  # type: ignore[arg-type]
+        result = sample(
+            hidden, weight, seed=1, implementation="hopper", **arguments  # type: ignore[arg-type]
+        )  # fmt: skip
         assert result.implementation == "hopper"
         peak = torch.cuda.max_memory_allocated() - before
         print(f"peak {peak / 1e6:.3f} MB {arguments}")

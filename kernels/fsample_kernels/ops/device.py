@@ -118,7 +118,7 @@ def leaves(x):  # [B, G, 2, 2, 2, 2, 2] -> 32 tensors [B, G], the last axis most
 
 @triton.jit
 def halve(sums, HALF: tl.constexpr):  # 2 HALF tensors -> HALF sums, j with j + HALF
-    out = (sums[0] + sums[HALF],)
+    out = (sums[0] + sums[HALF],)  # type: tuple[tl.tensor, ...]
     for j in tl.static_range(1, HALF):
         out = out + (sums[j] + sums[j + HALF],)
     return out
@@ -126,7 +126,7 @@ def halve(sums, HALF: tl.constexpr):  # 2 HALF tensors -> HALF sums, j with j + 
 
 @triton.jit
 def pick(sums, bit, HALF: tl.constexpr):  # 2 HALF tensors -> HALF, those whose lowest bit of j is `bit`
-    out = (tl.where(bit, sums[1], sums[0]),)
+    out = (tl.where(bit, sums[1], sums[0]),)  # type: tuple[tl.tensor, ...]
     for j in tl.static_range(1, HALF):
         out = out + (tl.where(bit, sums[2 * j + 1], sums[2 * j]),)
     return out
@@ -147,7 +147,7 @@ def group_mass(
         m = tl.maximum(m, x[j])
     m = m * c  # c > 0, so maximum and product commute
     m = tl.where(m == float("-inf"), 0.0, m)
-    s0 = (exp2(x[0] * c - m, FAST),)
+    s0 = (exp2(x[0] * c - m, FAST),)  # type: tuple[tl.tensor, ...]
     for j in tl.static_range(1, 32):
         s0 = s0 + (exp2(x[j] * c - m, FAST),)
     s1 = halve(s0, 16)

@@ -21,12 +21,13 @@ class HopperConfig:
     in_flight: int  # wgmma groups left running while the next stage is waited for
 
 
-# Boxes 256 bytes wide stream best; where D is no multiple of 128 the last would be half empty, so 128 bytes there.
+# Boxes 256 bytes wide stream best; where D is no multiple of 128 the last would be half empty, so 128 bytes
+# there.
 UP_TO_64 = HopperConfig(bv=128, bh=64, bd=128, box=16, mw=64, stages=4, warpgroups=1, in_flight=1)
 UP_TO_64_NARROW = HopperConfig(bv=128, bh=64, bd=64, box=16, mw=64, stages=9, warpgroups=1, in_flight=1)
 LARGE = HopperConfig(bv=256, bh=128, bd=64, box=32, mw=64, stages=4, warpgroups=2, in_flight=0)
-# Several samples go over one accumulator again and again, and noise an id needs many words: half the accumulator
-# leaves registers for that.
+# Several samples go over one accumulator again and again, and noise an id needs many words: half the
+# accumulator leaves registers for that.
 LARGE_HALF = HopperConfig(bv=128, bh=128, bd=64, box=32, mw=64, stages=6, warpgroups=2, in_flight=0)
 
 ALL = (UP_TO_64, UP_TO_64_NARROW, LARGE, LARGE_HALF)

@@ -1,15 +1,15 @@
 """The fast path on Hopper: LM-head matmul and grouped draw in one launch, nothing stored but one key a row.
 
-One persistent CTA per SM. A producer warp streams tiles of W and H through a ring of shared-memory stages by TMA
-(`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and vocabulary ids on N, draw
-one id in every group of 32 (`hopper_tile.py`) and keep the best (score, id) of each row in registers over all their
-tiles (`hopper_rows.py`). At the end one 64-bit atomic max a row and CTA; the last CTA of a block of rows writes the
-ids and resets the workspace for the next launch. Log-probabilities, the log-sum-exp and several samples a row leave
-candidates instead, and `reduce_candidates` ends.
+One persistent CTA per SM. A producer warp streams tiles of W and H through a ring of shared-memory stages
+by TMA (`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and vocabulary
+ids on N, draw one id in every group of 32 (`hopper_tile.py`) and keep the best (score, id) of each row in
+registers over all their tiles (`hopper_rows.py`). At the end one 64-bit atomic max a row and CTA; the last
+CTA of a block of rows writes the ids and resets the workspace for the next launch. Log-probabilities, the
+log-sum-exp and several samples a row leave candidates instead, and `reduce_candidates` ends.
 
-Values that only travel do so in tuples: ring (w_bufs, h_bufs, empty, full_bars), share (units, ctas, cta, row0),
-sizes (num_rows, num_columns, num_samples, blocks_d, num_slots), own (rows, live, c, greedy, any_greedy). They hold
-no constexpr, which Gluon would turn into a tensor.
+Values that only travel do so in tuples: ring (w_bufs, h_bufs, empty, full_bars), share (units, ctas, cta,
+row0), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots), own (rows, live, c, greedy,
+any_greedy). None holds a constexpr: out of a tuple in a variable it would come as a tensor.
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -29,7 +29,8 @@ from fsample_kernels.ops.hopper_rows import (
 )
 from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, transform
 
-# Numbers that change from call to call must not make new compiled variants, nor must the address of a row parameter.
+# Numbers that change from call to call must not make new compiled variants, nor must the address of a row
+# parameter.
 UNSPECIALIZED = (
     "num_rows", "num_columns", "num_samples", "size_d", "units", "num_slots", "first_id", "limit",
     "temperature_stride", "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered",
@@ -48,7 +49,7 @@ def finish_tile(
     M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
-    """Transforms, logits if asked for, draws. With several samples a row each tile leaves its candidates at once."""
+    """Transforms, logits if asked for, draws. With several samples a tile leaves its candidates at once."""
     rows, live, _, _, _ = own
     num_rows, num_columns, num_samples, _, num_slots = sizes
     lay: gl.constexpr = state[0].type.layout
@@ -98,7 +99,8 @@ def consumer(
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BV, 16]
     )
-    lay: gl.constexpr = by_group(blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0], MW)[0].type.layout
+    block = blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0]
+    lay: gl.constexpr = by_group(block, MW)[0].type.layout
     rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + row0 + WG * MW
     live = rows < num_rows
     c, greedy = load_scale(rows, live, row_args)
@@ -129,14 +131,15 @@ def consumer(
         publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
     elif SINGLE:
         store_candidates(
-            state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates, WANT_MASS
-        )
+            state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates,
+            WANT_MASS,
+        )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=UNSPECIALIZED, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def hopper_kernel(
     w, h,  # TMA descriptors of weight [V, D] in boxes [128, BD] and hidden [B, D] in boxes [BOX, BD]
-    keys_ptr, counters_ptr, ids_ptr,  # [B] int64, [row blocks] int32, [B, 1] int64; None: leave candidates instead
+    keys_ptr, counters_ptr, ids_ptr,  # [B] int64, [row blocks] int32, [B, 1] int64; None: leave candidates
     num_rows: gl.int32, num_columns: gl.int32, num_samples: gl.int32, size_d: gl.int32, units: gl.int32,
     num_slots: gl.int32, first_id: gl.int32, limit: gl.int32,
     temperature_ptr, temperature_stride: gl.int32, scale: gl.float32,
@@ -188,22 +191,22 @@ def hopper_kernel(
     if WARPGROUPS == 2:
         gl.warp_specialize([
             (consumer, (
-                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV, MW, STAGES,
-                IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV,
+                MW, STAGES, IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
-                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(1), BV, MW, STAGES,
-                IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(1), BV,
+                MW, STAGES, IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, ring, share, num_rows, blocks_d, BV, BH, BD, BOX, STAGES, WARPGROUPS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (
-                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV, MW, STAGES,
-                IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV,
+                MW, STAGES, IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, ring, share, num_rows, blocks_d, BV, BH, BD, BOX, STAGES, WARPGROUPS)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
-        # the barrier orders this CTA's relaxed atomics before the acq_rel counter; the last of the row block sees all
+        # the barrier orders this CTA's relaxed atomics before the acq_rel counter, so that the last sees all
         cta_barrier()
         arrived = gl.atomic_add(counters_ptr + row_block, 1, sem="acq_rel", scope="gpu")
         if arrived == ctas - 1:

@@ -1,8 +1,9 @@
-"""The matmul of the Hopper kernel: how tiles are dealt to CTAs, the TMA ring that feeds them, and wgmma on it.
+"""The matmul of the Hopper kernel: tiles dealt to CTAs, the TMA ring that feeds them, and wgmma on it.
 
-A stage of the ring is one k-block of W and of H. The producer fills stages in order and waits on `empty`; a
-consumer warpgroup waits on `full_bars` and hands a stage back when wgmma has read it. Stage i of the whole run is
-slot i % STAGES, and i // STAGES gives the phase. Both sides walk the same list of tiles, which `split_work` gives.
+A stage of the ring is one k-block of W and of H. The producer waits on `empty` and fills stages in order; a
+consumer warpgroup waits on `full_bars` and hands a stage back when wgmma has read it. Stage i of the whole
+run is slot i % STAGES, and i // STAGES gives the phase of its barriers. Both sides walk the same list of
+tiles, which `split_work` gives.
 """
 
 # No `from __future__ import annotations`: Gluon reads the constexpr annotations.
@@ -17,10 +18,10 @@ from fsample_kernels.ops.gluon_names import load_box
 def split_work(units, ctas, cta, BV: gl.constexpr, WARPGROUPS: gl.constexpr):
     """How the units of 128 ids are dealt: (full, rounds, whole, steps).
 
-    First `full` tiles of BV ids to every CTA, then units one by one for `rounds` rounds: 593.5 tiles of 256 on
-    132 SMs are 4.5 rounds instead of 5. When a last round would keep less than half of the CTAs busy, its units,
-    from number `whole` on, go to two CTAs each, one a warpgroup's rows. `steps` counts the CTA's units, that one
-    included.
+    First `full` tiles of BV ids to every CTA, then units one by one for `rounds` rounds: 593.5 tiles of 256
+    on 132 SMs are 4.5 rounds instead of 5. When a last round would keep no more than half of the CTAs busy,
+    its units, from number `whole` on, go to two CTAs each, one a warpgroup's rows. `steps` counts the CTA's
+    units, that one included.
     """
     full = 0
     if BV > 128:
@@ -54,8 +55,8 @@ def load_stage(
     w, h, w_buf, h_buf, bar, column0, d0, row0, box0, box1,
     WIDE: gl.constexpr, BH: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """One k-block of W, 128 ids a box, and boxes box0 .. box1 - 1 of H, BOX rows each: boxes without rows would be
-    filled with zeros, which costs as much time as data."""
+    """One k-block of W, 128 ids a box, and boxes box0 .. box1 - 1 of H, BOX rows each: boxes without rows
+    would be filled with zeros, which costs as much time as data."""
     for n in gl.static_range(BH // BOX + 1):  # the byte count of an expect is a constant: one of these fires
         mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == box1 - box0)
     for v in gl.static_range(WIDE):
@@ -111,9 +112,9 @@ def accumulate(
 ):  # fmt: skip
     """H W^T of one tile for this warpgroup's rows, [MW, N] fp32, and the number of the next stage.
 
-    IN_FLIGHT wgmma groups run on while the next stage is waited for; a stage is handed back that many stages late.
-    With 1 the tensor cores never wait for the issue of the next stage; with 0 no stage that has been used up stands
-    idle, which counts where memory sets the pace.
+    IN_FLIGHT wgmma groups run on while the next stage is waited for; a stage is handed back that many stages
+    late. With 1 the tensor cores never wait for the issue of the next stage; with 0 no stage that has been
+    used up stands idle, which counts where memory sets the pace.
     """
     w_bufs, h_bufs, empty, full_bars = ring
     mma: gl.constexpr = gl.NVMMADistributedLayout(

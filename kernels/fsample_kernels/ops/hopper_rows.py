@@ -1,7 +1,7 @@
 """What the Hopper kernel knows of a row: its parameters, its best so far, and how its winner leaves the CTA.
 
-The state of a consumer warpgroup is (best score, its column, its y, mass maximum, mass sum), [M, 4] each: one entry
-a row and lane, in registers over all tiles of the CTA. The last three are used where the mass is asked for.
+The state of a consumer warpgroup is (best score, its column, its y, mass maximum, mass sum), [M, 4] each: one
+entry a row and lane, in registers over all tiles of the CTA. The last three only where a mass is asked for.
 """
 
 # No `from __future__ import annotations`: Gluon reads the constexpr annotations.
@@ -20,7 +20,8 @@ LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference 
 def load_words(rows, live, row_args):
     """Philox counter and key words that belong to a row, uint32 each.
 
-    Read again for every block, and volatile, so that they are not kept: they would not fit beside the accumulator.
+    Read again for every block, and volatile, so that they are not kept: they would not fit beside the
+    accumulator.
     """
     (_, _, _, seed_ptr, seed_stride, seed_low, seed_high,
      position_ptr, position_stride, position, numbered, _) = row_args  # fmt: skip
@@ -41,8 +42,8 @@ def load_words(rows, live, row_args):
 
 @gluon.jit
 def load_scale(rows, live, row_args):
-    """c = log2(e) / temperature per row, 1 in greedy rows, NaN where temperature, position or sparse bias are bad;
-    and which rows are greedy."""
+    """c = log2(e) / temperature per row, 1 in greedy rows, NaN where temperature, position or sparse bias are
+    bad; and which rows are greedy."""
     (temperature_ptr, temperature_stride, scale, _, _, _, _,
      position_ptr, position_stride, _, _, spoiled_ptr) = row_args  # fmt: skip
     if temperature_ptr is None:  # the host has divided; 0 says greedy
@@ -135,8 +136,8 @@ def store_candidates(
 
 @gluon.jit
 def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
-    """Raise the rows' keys to this CTA's best: the order-preserving int32 image of the score above the complemented
-    id, so that the larger key wins and ties go to the lower id."""
+    """Raise the rows' keys to this CTA's best: the order-preserving int32 image of the score above the
+    complemented id, so that the larger key wins and ties go to the lower id."""
     score, column, _ = gl.reduce((state[0], state[1], state[2]), 1, better)
     image = score.to(gl.int32, bitcast=True)
     ordered = image ^ ((image >> 31) & 0x7FFFFFFF)

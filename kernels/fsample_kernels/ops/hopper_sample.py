@@ -17,7 +17,8 @@ from fsample_kernels.ops.reduce_candidates import best_scores, reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
 LOG2_E = 1.4426950408889634
-# Without an entry cap ptxas ignores the register split of the warp-specialised parts; m64n256 needs 154 at least.
+# Without an entry cap ptxas ignores the register split of the warp-specialised parts; m64n256 needs at least
+# 154.
 MAX_REGISTERS = 168
 CONSUMER_REGISTERS = 240
 PRODUCER_REGISTERS = 24
@@ -26,7 +27,7 @@ DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 @dataclass(frozen=True)
 class Workspace:
-    """State that every launch leaves as it found it. One per stream: two launches at a time must not share it."""
+    """State that every launch leaves as it found it. One a stream: two launches at once must not share it."""
 
     keys: Tensor  # [rows] int64, EMPTY_KEY
     counters: Tensor  # [row blocks] int32, 0
@@ -41,7 +42,8 @@ _workspaces: dict[tuple[int, int], Workspace] = {}
 
 
 def workspace(num_rows: int, device: torch.device) -> Workspace:
-    """The workspace of the current stream. A captured graph gets its own, from its memory pool, initialised inside it."""
+    """The workspace of the current stream. A captured graph gets its own, from its memory pool and filled
+    inside it."""
     if torch.cuda.is_current_stream_capturing():
         return Workspace.empty(num_rows, device)
     key = (device.index, torch.cuda.current_stream(device).cuda_stream)
@@ -82,14 +84,16 @@ def sm_count(device: torch.device) -> int:
 
 def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     block = [rows, columns]
-    return TensorDescriptor.from_tensor(x, block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[x.dtype]))
+    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[x.dtype])
+    return TensorDescriptor.from_tensor(x, block, layout)
 
 
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
 
-    A hidden that TMA cannot read (strided, or at an odd address) is copied first: B * D values. Allocates the ids;
-    with several samples a row, logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA or tile.
+    A hidden that TMA cannot read (strided, or at an odd address) is copied first: B * D values. Allocates the
+    ids; with several samples a row, logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA
+    or tile.
     """
     return _run(problem, keep=False)[0]
 
@@ -139,10 +143,12 @@ def _run(problem: Problem, keep: bool) -> tuple[SampleResult, arguments.Launch |
             )  # fmt: skip
         hopper_kernel[(ctas * row_blocks,)](
             w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
-            keys_ptr=state.keys if state else None, counters_ptr=state.counters if state else None, ids_ptr=ids,
+            keys_ptr=state.keys if state else None, counters_ptr=state.counters if state else None,
+            ids_ptr=ids,
             num_rows=B, num_columns=V, num_samples=K, size_d=weight.shape[1], units=units, num_slots=slots,
             first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,
-            scale=host_scale(problem.temperature), **{name: rows[name] for name in rows if name != "temperature"},
+            scale=host_scale(problem.temperature),
+            **{name: rows[name] for name in rows if name != "temperature"},
             **arguments.table_arguments(problem),
             sparse_rows_ptr=sparse_rows, sparse_ids_ptr=sparse_ids, sparse_values_ptr=sparse_values,
             sparse_starts_ptr=starts,

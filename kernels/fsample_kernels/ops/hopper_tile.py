@@ -1,8 +1,9 @@
 """The epilogue of the Hopper kernel: transforms and draws on the accumulator as wgmma leaves it in registers.
 
-With batch rows on M and vocabulary ids on N, lane l of a warp holds the columns 8 j + 2 (l % 4) + {0, 1} of its rows:
-32 ids of every aligned block of 128, which are one group of `noise.py`. A draw therefore touches one thread's registers;
-every reshape here renames registers and moves nothing. The arithmetic of the draw is `device.py`'s, used as it is.
+With batch rows on M and vocabulary ids on N, lane l of a warp holds the columns 8 j + 2 (l % 4) + {0, 1} of
+its rows: 32 ids of every aligned block of 128, which are one group of `noise.py`. A draw therefore touches
+one thread's registers; every reshape here renames registers and moves nothing. The arithmetic of the draw is
+`device.py`'s, used as it is.
 """
 
 # No `from __future__ import annotations`: Gluon reads the constexpr annotations.
@@ -39,7 +40,7 @@ def blocks(acc, M: gl.constexpr, N: gl.constexpr):
 
 @gluon.jit
 def by_group(x, M: gl.constexpr):
-    """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the block's four groups."""
+    """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the four groups."""
     xs = (x.reshape(M, 16, 4, 2).permute(0, 2, 1, 3).reshape(M, 4, 32),)  # type: tuple[gl.tensor, ...]
     for _ in gl.static_range(5):
         halves = ()  # type: tuple[gl.tensor, ...]
@@ -68,16 +69,21 @@ def load_table(ptr, rows, live, stride_b, columns, inside, stride_v, fill):
 
 
 @gluon.jit
-def transform(xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr):
+def transform(
+    xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr
+):
     """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1)."""
-    (first_id, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap, bias_ptr, bias_stride_b, bias_stride_v,
-     mask_ptr, mask_stride_b, mask_stride_v, bits_ptr, bits_stride_b, bits_stride_w, num_words,
+    (first_id, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
+     bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
+     bits_ptr, bits_stride_b, bits_stride_w, num_words,
      sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
     if bits_ptr is not None:
         words = ()  # type: tuple[gl.tensor, ...]
         for w in gl.static_range(4):
             at = (first_id + column0) // 32 + w
-            word = load_table(bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w, 0)
+            word = load_table(
+                bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w, 0
+            )
             words += (word >> (lane * 2),)
     out = ()  # type: tuple[gl.tensor, ...]
     for j in gl.static_range(32):
@@ -85,7 +91,8 @@ def transform(xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.conste
         column = column0 + ids_of(lane, j)
         inside = column < limit
         if head_bias_ptr is not None:
-            y += gl.load(head_bias_ptr + column.to(gl.int64) * head_bias_stride, mask=inside, other=0.0).to(gl.float32)
+            offsets = column.to(gl.int64) * head_bias_stride
+            y += gl.load(head_bias_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
         if HAS_SCALE:
             y *= logit_scale
         if HAS_SOFTCAP:
@@ -113,17 +120,19 @@ def transform(xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.conste
         masked = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(32):
             column = column0 + ids_of(lane, j)
-            allowed = load_table(mask_ptr, rows, live, mask_stride_b, first_id + column, column < limit, mask_stride_v, 0)
+            allowed = load_table(
+                mask_ptr, rows, live, mask_stride_b, first_id + column, column < limit, mask_stride_v, 0
+            )
             masked += (gl.where(allowed != 0, out[j], float("-inf")),)
         out = masked
     if bits_ptr is not None:
-        masked = ()  # type: tuple[gl.tensor, ...]
+        masked = ()
         for j in gl.static_range(32):
             allowed = (words[j // 8] >> (8 * ((j // 2) % 4) + j % 2)) & 1
             masked += (gl.where(allowed != 0, out[j], float("-inf")),)
         out = masked
     if column0 + 128 > limit:
-        masked = ()  # type: tuple[gl.tensor, ...]
+        masked = ()
         for j in gl.static_range(32):
             masked += (gl.where(column0 + ids_of(lane, j) < limit, out[j], float("-inf")),)
         out = masked
@@ -139,7 +148,8 @@ def store_pair(logits_ptr, even, odd, first_row, num_rows, column0, num_columns,
     lane = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(0, lay)))
     last = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(0, lay)))
     row = gl.expand_dims(gl.expand_dims(row, 1), 2)
-    column = gl.expand_dims(gl.expand_dims(lane, 1), 0) * 2 + gl.expand_dims(gl.expand_dims(last, 0), 0) + column0
+    lane = gl.expand_dims(gl.expand_dims(lane, 1), 0)
+    column = lane * 2 + gl.expand_dims(gl.expand_dims(last, 0), 0) + column0
     ok = (row < num_rows) & (column < num_columns)
     gl.store(logits_ptr + row.to(gl.int64) * num_columns + column, pair, mask=ok)
 
@@ -166,7 +176,8 @@ def greedy_block(xs, any_greedy):
 
 @gluon.jit
 def draw_groups(xs, c, words, sample, lane, block, FAST: gl.constexpr):
-    """`grouped`: one draw inside each of the block's four groups. Returns score (base 2), member, y c, mass (m, total)."""
+    """`grouped`: one draw inside each of the block's four groups. Returns score (base 2), member, y c, and
+    the log-mass (m, total)."""
     position, row_word, key0, key1 = words
     unit = (block * 4 + lane).to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
     r0, r1, r2, r3 = philox(unit, position, sample, row_word + GROUP_DOMAIN, key0, key1)
@@ -179,8 +190,8 @@ def draw_groups(xs, c, words, sample, lane, block, FAST: gl.constexpr):
 def draw_elements(xs, c, words, sample, lane, block, FAST: gl.constexpr):
     """`element`: Gumbel-max over the 32 ids of each group, one noise value an id. Returns as `draw_groups`.
 
-    Four neighbouring ids share a Philox call and lie in two lanes; both make it and use two words each, which is
-    cheaper than to exchange them.
+    Four neighbouring ids share a Philox call and lie in two lanes; both make it and use two words each, which
+    is cheaper than to exchange them.
     """
     position, row_word, key0, key1 = words
     upper = (lane % 2) == 1
@@ -207,9 +218,10 @@ def draw_elements(xs, c, words, sample, lane, block, FAST: gl.constexpr):
 
 
 @gluon.jit
-def draw_block(xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED: gl.constexpr, FAST: gl.constexpr):
-    """Best of every (row, lane) of a block of 128 ids, [M, 4]: score, member, y c, and the log-mass (m, total).
-
+def draw_block(
+    xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED: gl.constexpr, FAST: gl.constexpr
+):
+    """Best of every (row, lane) of a block, [M, 4]: score, member, y c, and the log-mass (m, total).
     A poisoned row has score +inf.
     """
     top, first = greedy_block(xs, any_greedy)  # before the masses, so that the logits need not outlive them
@@ -218,7 +230,7 @@ def draw_block(xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED: g
     else:
         score, member, x, m, total = draw_elements(xs, c, words, sample, lane, block, FAST)
     if any_greedy:
-        # c is 1 in a greedy row, or NaN where the row's parameters are bad; element scores show a NaN logit too
+        # c is 1 in a greedy row, NaN where the row's parameters are bad; element scores show a NaN logit too
         alone = gl.where(score < float("inf"), top * c, float("inf"))
         score = gl.where(greedy, gl.where(alone < float("inf"), alone, float("inf")), score)
     return score, gl.where(greedy, first, member), gl.where(greedy, top, x), m, total
