@@ -80,6 +80,10 @@ class BenchResult:
     note: str = ""
     clock_sm_mhz: int | None = None
     throttled: bool | None = None
+    fastest_rank_us: float | None = (
+        None  # median; on several ranks `samples_us` holds the slowest rank's times
+    )
+    skew_us: float | None = None  # median of slowest minus fastest rank
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Optional
 
 import typer
 
-from fsample_cli import samplers
+from fsample_cli import launch, samplers
 from fsample_cli.errors import FsampleError, UsageError
 from fsample_cli.options import (
     BatchOption,
@@ -25,6 +26,7 @@ from fsample_cli.options import (
     SeedOption,
     StatesOption,
     TemperatureOption,
+    TpOption,
     VocabOption,
     build_workload,
     check_output,
@@ -54,6 +56,7 @@ def bench(
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,
     states: StatesOption = None,
+    tp: TpOption = 1,
     temperature: TemperatureOption = 1.0,
     timer: TimerOption = "auto",
     warmup: WarmupOption = 25,
@@ -73,10 +76,19 @@ def bench(
     one timer. Samplers: fused (fused:element, ...), gemm, multinomial-eager, multinomial, race, fi1, fi2,
     unfused, fused+store, or your own module:function taking (hidden, weight, temperature, seed) and returning
     ids.
+
+    With --tp the head is split over ranks, which are started here unless torchrun has done so: fused with
+    its exchanges (fused:candidates, fused:log_mass), baselines with the all-gather of logits inside, gemm a
+    rank's own product, one-rank the whole head on each. Times are the slowest rank's.
     """
+    if not launch.runs_here(tp):
+        raise typer.Exit(launch.supervise(tp))
     target = check_output(format, output, force)
     batches = parse_batches(batch)
-    names = parse_samplers(sampler, samplers.NAMES, samplers.DEFAULT)
+    known, default = (
+        (samplers.NAMES, samplers.DEFAULT) if tp == 1 else (samplers.TP_NAMES, samplers.TP_DEFAULT)
+    )
+    names = parse_samplers(sampler, known, default)
     bases = {name.partition(":")[0] for name in names if not samplers.is_user_function(name)}
     if baseline is not None and baseline not in bases.union(names):
         raise UsageError(
@@ -92,12 +104,20 @@ def bench(
 
     from fsample_cli.measure import inputs, session
     from fsample_cli.measure.sweep import Progress
+    from fsample_cli.measure.team import team_of
 
-    with progress_bar(iterations * len(batches), quiet) as (stage, tick):
+    workload = replace(workload, tp=tp)
+    with (
+        team_of(launch.place(tp) if tp > 1 else None, where) as team,
+        progress_bar(iterations * len(batches), quiet or team.rank > 0) as (stage, tick),
+    ):
         done = session.run(
             names, workload, batches, device=where, timer=timer, warmup=warmup, iterations=iterations,
             cold=cold, temperature=temperature, seed=seed, baseline=baseline, progress=Progress(stage, tick),
+            team=team,
         )  # fmt: skip
+    if team.rank > 0:
+        return
     timed = {row.sampler for row in done.outcome.results if row.median_us is not None}
     used = baseline or next((name for name in ("fi2", "multinomial") if name in timed), None)
     settings = {**done.settings, "baseline": used}

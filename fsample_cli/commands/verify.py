@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from enum import Enum
 from typing import Annotated, Optional
 
 import typer
 
-from fsample_cli import samplers
+from fsample_cli import launch, samplers
 from fsample_cli.errors import UsageError
 from fsample_cli.options import (
     BatchOption,
@@ -27,6 +28,7 @@ from fsample_cli.options import (
     SeedOption,
     StatesOption,
     TemperatureOption,
+    TpOption,
     VocabOption,
     build_workload,
     check_output,
@@ -41,6 +43,7 @@ from fsample_cli.reporters import write_report
 from fsample_cli.workloads import Workload
 
 OURS = ("fused:grouped", "fused:element", "fused:online")
+OURS_OVER_RANKS = ("fused:candidates", "fused:log_mass", "fused:element", "fused:online")
 SMALL = Workload("verify", 512, 64)
 
 
@@ -70,6 +73,7 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    tp: TpOption = 1,
     temperature: TemperatureOption = 1.0,
     alpha: Annotated[
         float, typer.Option("--alpha", help="Chance that a right sampler fails the whole run.")
@@ -101,7 +105,13 @@ def verify(
     use distributions known to the last bit: goodness, tails, zero-mass, range, independence; and for fused
     alone ranks, pathwise, logprob, invariance, noise. All p-values are judged together (Holm). Exit code 1
     when anything fails.
+
+    With --tp every draw is made by ranks that share the head, started here unless torchrun has done so.
     """
+    if self_test and tp > 1:
+        raise UsageError(f"--self-test runs on one rank, got --tp {tp}", "leave one of them out")
+    if not launch.runs_here(tp):
+        raise typer.Exit(launch.supervise(tp))
     # Threads that spin at every barrier make thousands of small calls ten times slower on a busy machine
     # (measured: 428 s spinning, 51 s waiting, 2 cores at load 7). OpenMP reads this once, when torch is
     # imported.
@@ -112,7 +122,8 @@ def verify(
         raise UsageError(f"--draws must be 1 or more, got {draws}", "the default is 10000")
     if not 0 < alpha < 1:
         raise UsageError(f"--alpha must lie strictly between 0 and 1, got {alpha}", "try --alpha 0.01")
-    names = expand(parse_samplers(sampler, samplers.NAMES, OURS))
+    known, ours = (samplers.NAMES, OURS) if tp == 1 else (samplers.TP_NAMES, OURS_OVER_RANKS)
+    names = expand(parse_samplers(sampler, known, ours), ours)
     where = resolve_device(device)
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
@@ -121,6 +132,7 @@ def verify(
 
     from fsample_cli.exactness import battery, mutants, session, summary
     from fsample_cli.measure import environment, inputs
+    from fsample_cli.measure.team import team_of
 
     tests = battery.choose(test)
     settings: dict[str, Json] = {"level": level.value, "alpha": alpha, "device": where, "seed": seed}
@@ -136,11 +148,17 @@ def verify(
         if unseen:
             raise typer.Exit(1)
         return
+    workload = replace(workload, tp=tp)
     request = session.Request(
-        names, workload, batches, draws, temperature, alpha, level.value, tests, where, seed
+        names, workload, batches, draws, temperature, alpha, level.value, tests, where, seed, tp
     )
-    with progress_bar(len(names) * len(tests), quiet) as (stage, tick):
+    with (
+        team_of(launch.place(tp) if tp > 1 else None, where) as team,
+        progress_bar(len(names) * len(tests), quiet or team.rank > 0) as (stage, tick),
+    ):
         results, per_row = session.run(request, stage, tick)
+    if team.rank > 0:
+        return
     shown = results if details or target.format in ("json", "csv") else summary.condense(results)
     failed = summary.failures(results)
     settings |= {
@@ -160,10 +178,10 @@ def verify(
         raise typer.Exit(1)
 
 
-def expand(names: tuple[str, ...]) -> tuple[str, ...]:
+def expand(names: tuple[str, ...], ours: tuple[str, ...] = OURS) -> tuple[str, ...]:
     """`fused` is all its algorithms; the bare GEMM, which draws nothing, leaves a list that has others."""
     found: list[str] = []
     for name in names:
-        found.extend(OURS if name == "fused" else (name,))
+        found.extend(ours if name == "fused" else (name,))
     drawing = [name for name in found if name not in ("gemm", "fused+store")]
     return tuple(dict.fromkeys(drawing or found))

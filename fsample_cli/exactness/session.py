@@ -48,6 +48,7 @@ class Request:
     tests: tuple[str, ...]
     device: str
     seed: int
+    ranks: int = 1  # of the process group that this process is in; all of them run the same request
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def run(
     """
     for name in request.names:  # a misspelt one is found before anything runs
         with suppress(SamplerUnavailable):
-            samplers.load(name)
+            _loader(request)(name, Transform())
     head = load_head(request)
     plan = make_plan(
         request.level,
@@ -96,10 +97,10 @@ def run(
             case = Case.start(test, Subject(name, _never), "")
             try:
                 if test == fit_rows.TEST:
-                    one = _load(name, head.transform)
+                    one = _load(name, head.transform, request)
                     found += _rows(one.subject, head, request, draws)
                 else:
-                    one = _load(name, Transform())
+                    one = _load(name, Transform(), request)
                     check = next(check for check in battery.TESTS if check.name == test)
                     sized = for_online(plan) if one.subject.noise == "online" else plan
                     found += battery.run_check(check, one.subject, sized)
@@ -167,8 +168,16 @@ def _rows(subject: Subject, head: Head, request: Request, draws: int) -> list[Te
     return results
 
 
-def _load(name: str, transform: Transform) -> Loaded:
-    sampler = samplers.load(name, transform)
+def _loader(request: Request) -> Callable[[str, Transform], Sampler]:
+    if request.ranks == 1:
+        return samplers.load
+    from fsample_cli.samplers import tensor_parallel
+
+    return tensor_parallel.load
+
+
+def _load(name: str, transform: Transform, request: Request) -> Loaded:
+    sampler = _loader(request)(name, transform)
     if not sampler.draws:
         raise ShapeUnsupported(f"{name} returns logits and draws nothing")
     base, *words = name.split(":")
@@ -178,9 +187,24 @@ def _load(name: str, transform: Transform) -> Loaded:
         prepare = None if samplers.is_user_function(name) else sampler.prepare
         return Loaded(sampler, Subject(name, sampler.sample, prepare))
     assert isinstance(sampler, Fused)
+    if request.ranks > 1:
+        return _load_sharded(name, sampler)
     noise = cast(Noise, sampler.algorithm)
     chosen = cast(Implementation, sampler.implementation)  # before any draw: what was asked for
     library = partial(fsample_kernels.sample, noise=noise, math=sampler.math, implementation=chosen)
+    reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
+    return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference))
+
+
+def _load_sharded(name: str, sampler: Fused) -> Loaded:
+    """A subject that all ranks draw for together; exchanged candidates must be one rank's tokens as well."""
+    from fsample_cli.samplers.tensor_parallel import ShardedFused, sharded_sample
+
+    if not isinstance(sampler, ShardedFused) or sampler.exchange == "log_mass":
+        # other tokens than one rank draws: the tests of the distribution alone
+        return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare))
+    noise = sampler.noise
+    library = partial(sharded_sample, noise=noise, math=sampler.math, exchange=sampler.exchange)
     reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
     return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference))
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from fsample_cli import samplers
 from fsample_cli.hardware import ceilings, find_gpu
 from fsample_cli.measure import cold_cache, environment
 from fsample_cli.measure.clocks import make_clock_reader
 from fsample_cli.measure.sweep import Outcome, Progress, Settings, sweep
+from fsample_cli.measure.team import SOLO, Solo, same_counts
 from fsample_cli.measure.timing import choose_timer, make_stopwatch
 from fsample_cli.records import Environment, Json
+from fsample_cli.samplers.protocol import Sampler, Transform
 from fsample_cli.workloads import Workload
 
 
@@ -37,11 +40,14 @@ def run(
     seed: int,
     baseline: str | None,
     progress: Progress,
+    team: Solo = SOLO,
 ) -> Session:
     """Choose the timer, time every sampler at every batch size, describe how. Raises what `choose_timer` and
     `sweep` raise, before anything is timed.
     """
     chosen = choose_timer(timer, device)
+    if team.size > 1:
+        warmup, iterations = same_counts((warmup, iterations))
     found = environment.collect()
     gpu = find_gpu(found.gpu) if device == "cuda" else None
     settings = Settings(device, chosen, warmup, iterations, temperature, seed, baseline, gpu)
@@ -54,6 +60,8 @@ def run(
         flush=cold_cache.make_flush(torch.device(device)) if cold else None,
         clock_reader=make_clock_reader(device),
         progress=progress,
+        team=team,
+        load=loader(team),
     )
     bandwidth, rate = (None, None) if gpu is None else ceilings(gpu, workload.dtype)
     described: dict[str, Json] = {
@@ -67,7 +75,26 @@ def run(
         "seed": seed,
         "roofline_bytes_per_s": bandwidth,
         "roofline_flop_per_s": rate,
+        **(across(team) if team.size > 1 else {}),
         "samplers": outcome.descriptions,
         "problems": list(outcome.problems),
     }
     return Session(found, outcome, described)
+
+
+def loader(team: Solo) -> Callable[[str, Transform], Sampler]:
+    """What makes the samplers: on several ranks, those of a split head."""
+    if team.size == 1:
+        return samplers.load
+    from fsample_cli.samplers import tensor_parallel
+
+    return tensor_parallel.load
+
+
+def across(team: Solo) -> dict[str, Json]:
+    """How times of several ranks became one."""
+    return {
+        "ranks": team.size,
+        "sample": "slowest rank of each iteration, a barrier before it outside the measured span",
+        "counts": "agreed from rank 0",
+    }

@@ -5,7 +5,7 @@ pair.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fsample_cli.hardware import Gpu, roofline_us
 from fsample_cli.measure import gate
 from fsample_cli.measure.clocks import ClockReader, ClockReading
 from fsample_cli.measure.inputs import load_weight, make_hidden
+from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
 from fsample_cli.measure.traffic import floor, traffic
 from fsample_cli.records import BenchResult
@@ -72,26 +73,29 @@ def sweep(
     flush: Callable[[], None] | None,
     clock_reader: ClockReader,
     progress: Progress = Progress(),  # noqa: B008 - frozen
+    team: Solo = SOLO,
+    load: Callable[[str, Transform], Sampler] = samplers.load,
 ) -> Outcome:
     """Gate and time every named sampler at every batch size.
 
     A sampler that cannot run here, or not on this shape, gets rows that say why, and the run goes on. One
     that fails its gate gets no time. Raises MissingError when the head does not fit in memory, FsampleError
-    for unknown names.
+    for unknown names. On a team of ranks every one runs it and gets the same rows;
+    `load` makes their samplers.
     """
     device = torch.device(settings.device)
     transform = Transform(workload.logit_scale, workload.softcap)
     for name in names:
-        samplers.load(name, transform)  # a wrong name is found before gigabytes are made
+        load(name, transform)  # a wrong name is found before gigabytes are made
     weight = load_weight(workload, settings.device, settings.seed)
-    contenders = [_admit(name, transform, weight, device, settings, progress) for name in names]
+    contenders = [_admit(name, transform, weight, device, settings, progress, team, load) for name in names]
     results: list[BenchResult] = []
     problems = [c.problem for c in contenders if c.problem.startswith("failed")]
     for batch in batches:
         hidden = make_hidden(workload, batch, settings.device, settings.seed, weight)
         rows, found = _one_batch(
             contenders, hidden, weight, transform, workload, settings,
-            stopwatch=make_stopwatch(), flush=flush, clock_reader=clock_reader, progress=progress,
+            stopwatch=make_stopwatch(), flush=flush, clock_reader=clock_reader, progress=progress, team=team,
         )  # fmt: skip
         results += rows
         problems += found
@@ -106,10 +110,12 @@ def _admit(
     device: torch.device,
     settings: Settings,
     progress: Progress,
+    team: Solo,
+    load: Callable[[str, Transform], Sampler],
 ) -> Contender:
     progress.stage(f"checking {name}")
-    sampler = samplers.load(name, transform)
-    plain = sampler if transform.is_identity else samplers.load(name)
+    sampler = load(name, transform)
+    plain = sampler if transform.is_identity else load(name, Transform())
     try:
         verdict = gate.check_small(
             plain,
@@ -120,8 +126,10 @@ def _admit(
             seed=settings.seed,
         )
     except (SamplerUnavailable, ShapeUnsupported) as error:
-        return Contender(name, sampler, _why(sampler, error))
-    return Contender(name, sampler, "" if verdict.passed else f"failed its gate: {verdict.reason}")
+        return Contender(name, sampler, team.agree(_why(sampler, error)))
+    return Contender(
+        name, sampler, team.agree("" if verdict.passed else f"failed its gate: {verdict.reason}")
+    )
 
 
 def _one_batch(
@@ -136,13 +144,14 @@ def _one_batch(
     flush: Callable[[], None] | None,
     clock_reader: ClockReader,
     progress: Progress,
+    team: Solo,
 ) -> tuple[list[BenchResult], list[str]]:
     batch = hidden.shape[0]
     notes = [c.problem for c in contenders]
     for k, contender in enumerate(contenders):
         if not notes[k]:
             progress.stage(f"B={batch}: preparing {contender.sampler.name}")
-            notes[k] = _prepare(contender.sampler, hidden, weight, transform, settings)
+            notes[k] = team.agree(_prepare(contender.sampler, hidden, weight, transform, settings))
     runners = [k for k, text in enumerate(notes) if not text]
     progress.stage(f"B={batch}: timing")
     timed = time_interleaved(
@@ -154,14 +163,20 @@ def _one_batch(
         flush=flush,
         clock_reader=clock_reader,
         tick=progress.tick,
+        team=team,
     )
+    fastest = dict(zip(runners, timed.fastest_us, strict=True)) if team.size > 1 else {}
     samples = dict(zip(runners, timed.samples_us, strict=True))
     medians: dict[str, float] = {}
     for k, taken in samples.items():  # under both names; of two algorithms the first is "fused"
         for known_as in (contenders[k].asked, contenders[k].sampler.name):
             medians.setdefault(known_as, quantiles(taken).median_us)
     rows = [
-        _row(c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks)
+        _over_ranks(
+            _row(c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks),
+            fastest.get(k, ()),
+            team.size,
+        )
         for k, c in enumerate(contenders)
     ]
     problems = [
@@ -240,6 +255,19 @@ def _row(
         note=note or (f"GPU slowed down: {', '.join(reasons)}" if reasons else ""),
         clock_sm_mhz=min((reading.sm_mhz for reading in clocks), default=None),
         throttled=bool(reasons) if clocks else None,
+    )
+
+
+def _over_ranks(row: BenchResult, fastest: tuple[float, ...], ranks: int) -> BenchResult:
+    """The row with what the fastest rank took; unchanged where there is one process."""
+    if not fastest:
+        return row
+    skew = [slow - fast for slow, fast in zip(row.samples_us, fastest, strict=True)]
+    note = row.note
+    if row.sampler == "one-rank" and row.median_us is not None:
+        note = f"B={row.batch}: ideal on {ranks} ranks {row.median_us / ranks:.1f} us"
+    return replace(
+        row, fastest_rank_us=quantiles(fastest).median_us, skew_us=quantiles(skew).median_us, note=note
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from fsample_cli.errors import MissingError, UsageError
 from fsample_cli.measure.clocks import ClockReader, ClockReading
 from fsample_cli.measure.compilations import CompilationCounter
+from fsample_cli.measure.team import SOLO, Solo
 
 TIMERS = ("auto", "cupti", "events", "wall")
 BUSY_MS = 100  # clocks of an idle GPU need about this long to come up
@@ -159,6 +160,9 @@ class Timed:
         str, ...
     ]  # what was compiled between the first and the last timed iteration: should be none
     clocks: tuple[ClockReading, ...]
+    fastest_us: tuple[
+        tuple[float, ...], ...
+    ]  # the same calls on the fastest rank; `samples_us` on the slowest
 
 
 def time_interleaved(
@@ -171,12 +175,15 @@ def time_interleaved(
     flush: Callable[[], None] | None,
     clock_reader: ClockReader,
     tick: Callable[[], None] = lambda: None,
+    team: Solo = SOLO,
 ) -> Timed:
     """Time `iterations` calls of each, A B C B C A C A B ..., every one with its own iteration number.
 
     Iteration numbers run on from the warm-up's, so that no call repeats another's noise. `tick` is called
     after each round, for a progress bar. `flush` empties the cache and is never inside the measured span.
+    With a team of ranks they start each call together, and a sample is the time of the slowest.
     """
+    flush = team.before_call(flush)
     for i in range(warmup):
         for call in calls:
             if flush is not None:
@@ -200,7 +207,8 @@ def time_interleaved(
     samples: list[list[float]] = [[] for _ in calls]
     for k, sample in zip(taken, stopwatch.samples_us(), strict=True):
         samples[k].append(sample)
-    return Timed(tuple(map(tuple, samples)), tuple(counter.events), tuple(clocks))
+    slowest, fastest = team.over_ranks(tuple(map(tuple, samples)))
+    return Timed(slowest, tuple(counter.events), tuple(clocks), fastest)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,13 @@ NAMES = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi
 # What `bench` runs when no sampler is named: the published comparison.
 DEFAULT = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi2")
 
+# What `bench --tp` runs: our exchanges, a rank's product, the whole head on one rank, and the baselines with
+# the all-gather of logits inside.
+TP_NAMES = (
+    "fused", "gemm", "one-rank", "multinomial-eager", "multinomial", "race", "fi1", "fi2", "unfused",
+)  # fmt: skip
+TP_DEFAULT = ("fused:candidates", "fused:log_mass", *TP_NAMES[1:-1])
+
 
 def is_user_function(name: str) -> bool:
     """True for `module:function` and `file.py:function`."""

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsample_cli.samplers.protocol import IDENTITY, SamplerUnavailable, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import (
+    IDENTITY,
+    SamplerUnavailable,
+    ShapeUnsupported,
+    Transform,
+    whole_product,
+)
 from fsample_cli.samplers.seeding import mix
 
 INSTALL = (
@@ -29,6 +35,7 @@ class FlashInfer:
 
     def __init__(self, name: str, transform: Transform = IDENTITY) -> None:
         self._transform = transform
+        self.product = whole_product
         self.name = name
         self.description = (
             "flashinfer.sampling.top_k_top_p_sampling_from_logits("
@@ -70,7 +77,7 @@ class FlashInfer:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        return self.draw(hidden @ weight.T, temperature=temperature, seed=seed, position=position)
+        return self.draw(self.product(hidden, weight), temperature=temperature, seed=seed, position=position)
 
     def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
         scaled = self._transform.apply(logits) / self._temperature  # [B, V] fp32

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fsample_cli.samplers.compiled import Body, compile_whole
-from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform, whole_product
 from fsample_cli.samplers.seeding import seed_default_generator
 
 # torch.multinomial counts categories in fp32 and refuses more than it can count one by one.
@@ -44,6 +44,7 @@ class MultinomialEager:
     def __init__(self, transform: Transform = IDENTITY) -> None:
         self.logits_dtype: str | None = None
         self._transform = transform
+        self.product = whole_product
         self._temperature = torch.empty(0)
 
     def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
@@ -55,7 +56,7 @@ class MultinomialEager:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        return self.draw(hidden @ weight.T, temperature=temperature, seed=seed, position=position)
+        return self.draw(self.product(hidden, weight), temperature=temperature, seed=seed, position=position)
 
     def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
         seed_default_generator(logits.device, seed, position)
@@ -74,6 +75,7 @@ class Multinomial:
     def __init__(self, transform: Transform = IDENTITY) -> None:
         self.logits_dtype: str | None = None
         self._transform = transform
+        self.product = whole_product
         self._temperature = torch.empty(0)
         self._compiled: Body | None = None
 
@@ -93,4 +95,4 @@ class Multinomial:
         return self._compiled(hidden, weight, self._temperature)
 
     def _body(self, hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
-        return _draw(hidden @ weight.T, temperature, self._transform)
+        return _draw(self.product(hidden, weight), temperature, self._transform)

@@ -47,6 +47,18 @@ class TwoStage(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsColumns(Protocol):
+    """A sampler without a draw that makes a part of the logits only."""
+
+    def columns(self, vocab: int) -> slice: ...
+
+
+def whole_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits [B, V]: what a sampler's `product` is unless the head is split over ranks."""
+    return hidden @ weight.T
+
+
 @dataclass(frozen=True)
 class Transform:
     """What a model does to its logits before the temperature: y = logit_scale (hidden @ weight.T), then

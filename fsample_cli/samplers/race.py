@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fsample_cli.samplers.compiled import Body, compile_whole
-from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform, whole_product
 from fsample_cli.samplers.seeding import seed_default_generator
 
 
@@ -29,6 +29,7 @@ class Race:
     def __init__(self, transform: Transform = IDENTITY) -> None:
         self.logits_dtype: str | None = None
         self._transform = transform
+        self.product = whole_product
         self._compiled: Body | None = None
         self._temperature = torch.empty(0)
 
@@ -50,6 +51,6 @@ class Race:
 
     def _body(self, hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
         """hidden [B, D], weight [V, D], temperature [B, 1] fp32 -> ids [B]."""
-        logits = self._transform.apply(hidden @ weight.T)  # [B, V]
+        logits = self._transform.apply(self.product(hidden, weight))  # [B, V]
         probs = torch.softmax(logits / temperature, dim=-1)  # [B, V] fp32
         return torch.argmax(probs / torch.empty_like(probs).exponential_(), dim=-1)

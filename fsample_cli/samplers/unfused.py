@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import fsample_kernels
-from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform, whole_product
 
 
 class Unfused:
@@ -24,6 +24,7 @@ class Unfused:
 
     def __init__(self, transform: Transform = IDENTITY) -> None:
         self._transform = transform
+        self.product = whole_product
         self.implementation = "auto"
         self.logits_dtype: str | None = None
 
@@ -36,7 +37,7 @@ class Unfused:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        return self.draw(hidden @ weight.T, temperature=temperature, seed=seed, position=position)
+        return self.draw(self.product(hidden, weight), temperature=temperature, seed=seed, position=position)
 
     def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
         self.logits_dtype = str(logits.dtype).removeprefix("torch.")

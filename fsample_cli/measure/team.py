@@ -1,0 +1,103 @@
+"""What a measurement asks of the ranks it runs on, and the answers of a process that is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fsample_cli.errors import MissingError
+from fsample_cli.launch import Place
+
+Samples = tuple[tuple[float, ...], ...]  # [call][iteration]
+TIMEOUT = timedelta(minutes=10)  # compiling a baseline on one rank takes minutes, and the others wait
+
+
+class Solo:
+    """One process: nothing to wait for, nothing to compare."""
+
+    rank = 0
+    size = 1
+
+    def agree(self, note: str) -> str:
+        """The note of a sampler, empty only where every rank may run it: the others must not wait for one."""
+        return note
+
+    def before_call(self, flush: Callable[[], None] | None) -> Callable[[], None] | None:
+        """What runs before each timed call."""
+        return flush
+
+    def over_ranks(self, samples: Samples) -> tuple[Samples, Samples]:
+        """(slowest, fastest) rank of every iteration. A step is done when its slowest rank is."""
+        return samples, samples
+
+
+SOLO = Solo()
+
+
+class Ranks(Solo):
+    """The ranks of a process group; every method is a collective call."""
+
+    def __init__(self, place: Place) -> None:
+        self.rank, self.size = place.rank, place.size
+
+    def agree(self, note: str) -> str:
+        notes: list[str] = [""] * self.size
+        dist.all_gather_object(notes, note)
+        return next((text for text in notes if text), "")
+
+    def before_call(self, flush: Callable[[], None] | None) -> Callable[[], None] | None:
+        def aligned() -> None:
+            if flush is not None:
+                flush()
+            dist.barrier()
+
+        return aligned
+
+    def over_ranks(self, samples: Samples) -> tuple[Samples, Samples]:
+        each: list[Samples] = [()] * self.size
+        dist.all_gather_object(each, samples)
+        slowest = tuple(tuple(map(max, zip(*call, strict=True))) for call in zip(*each, strict=True))
+        fastest = tuple(tuple(map(min, zip(*call, strict=True))) for call in zip(*each, strict=True))
+        return slowest, fastest
+
+
+@contextmanager
+def team_of(place: Place | None, device: str) -> Iterator[Solo]:
+    """Join the process group of the ranks and leave it; SOLO without a place.
+
+    Raises MissingError where ranks outnumber GPUs.
+    """
+    if place is None:
+        yield SOLO
+        return
+    if device == "cuda":
+        if place.local_rank >= torch.cuda.device_count():
+            raise MissingError(
+                f"--tp {place.size} needs a GPU for each rank, found {torch.cuda.device_count()}",
+                "--device cpu runs any number of ranks",
+            )
+        torch.cuda.set_device(place.local_rank)
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.size))
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method="env://" if place.store is None else f"file://{place.store}",
+        rank=place.rank,
+        world_size=place.size,
+        timeout=TIMEOUT,
+    )
+    try:
+        yield Ranks(place)
+    finally:
+        dist.destroy_process_group()
+
+
+def same_counts(counts: Sequence[int]) -> tuple[int, ...]:
+    """Rank 0's counts, on every rank: numbers of calls must not be each rank's own."""
+    sent: list[tuple[int, ...]] = [tuple(counts)]
+    dist.broadcast_object_list(sent, src=0)
+    return sent[0]

@@ -1,0 +1,45 @@
+"""What the ranks of `test_tensor_parallel` do: jobs for `tests.kernels.ranks.run_ranks`."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from fsample_cli.launch import Place
+from fsample_cli.measure.clocks import make_clock_reader
+from fsample_cli.measure.team import Ranks, same_counts
+from fsample_cli.measure.timing import WallStopwatch, time_interleaved
+from fsample_cli.samplers import tensor_parallel
+
+
+def time_a_slow_rank(rank: int, size: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
+    """Slowest and fastest times of a call that takes 20 ms more on rank 1; the counts agreed on."""
+    counts = same_counts((2 + rank, 5 + 3 * rank))
+    timed = time_interleaved(
+        [lambda i: time.sleep(0.02 * rank)],
+        stopwatch=WallStopwatch(),
+        device=torch.device("cpu"),
+        warmup=counts[0],
+        iterations=counts[1],
+        flush=None,
+        clock_reader=make_clock_reader("cpu"),
+        team=Ranks(Place(rank, size, rank, None)),
+    )
+    return timed.samples_us[0], timed.fastest_us[0], counts
+
+
+def gather_products(rank: int, size: int) -> list[bool]:
+    """Whether the gathered logits are the whole product, for vocabularies that split unevenly."""
+    equal = []
+    for vocab in (1, 300, 512, 129):
+        generator = torch.Generator().manual_seed(vocab)
+        hidden = torch.randint(-2, 3, (3, 8), generator=generator).float()
+        weight = torch.randint(-2, 3, (vocab, 8), generator=generator).float()
+        equal.append(torch.equal(tensor_parallel.gathered_product(hidden, weight), hidden @ weight.T))
+    return equal
+
+
+def agree_on_notes(rank: int, size: int) -> list[str]:
+    team = Ranks(Place(rank, size, rank, None))
+    return [team.agree(""), team.agree("no compiler" if rank == 1 else "")]

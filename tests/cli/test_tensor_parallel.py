@@ -1,0 +1,135 @@
+"""`--tp`: ranks that start, agree and end together; times of the slowest; the battery over a split head."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fsample_cli import launch
+from fsample_cli.errors import FsampleError, UsageError
+from fsample_cli.samplers.tensor_parallel import rows_of
+from tests.cli import rank_jobs
+from tests.cli.conftest import ROOT, Fsample
+from tests.kernels.ranks import run_ranks
+
+SHAPE = ("--device", "cpu", "--vocab", 1000, "--hidden", 16, "--quiet", "--format", "json")
+
+
+def test_bench_on_two_ranks(shell: Fsample) -> None:
+    names = "fused:candidates,fused:log_mass,gemm,one-rank,multinomial-eager,fi2"
+    done = shell(
+        "bench", "--tp", 2, *SHAPE, "--sampler", names, "--batch", "1,8,64", "--iterations", 7, "--warmup", 2,
+        "--baseline", "multinomial-eager",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["workload"]["tp"] == 2 and data["settings"]["ranks"] == 2
+    assert data["settings"]["iterations"] == 7 and "rank 0" in data["settings"]["counts"]
+    assert "all_gather(hidden @ weight_shard.T)" in data["settings"]["samplers"]["multinomial-eager"]
+    rows = {(row["sampler"], row["algorithm"], row["batch"]): row for row in data["results"]}
+    assert len(rows) == 18
+    for (name, _, batch), row in rows.items():
+        if name == "fi2":
+            assert row["median_us"] is None and "unavailable" in row["note"]
+            continue
+        assert len(row["samples_us"]) == row["iterations"] == 7
+        assert row["fastest_rank_us"] <= row["median_us"] and row["skew_us"] >= 0
+        if name == "one-rank":
+            assert row["note"] == f"B={batch}: ideal on 2 ranks {row['median_us'] / 2:.1f} us"
+        if name == "multinomial-eager":
+            assert row["speedup"] == 1.0
+    assert rows["fused", "log_mass", 8]["implementation"] == "reference+log_mass"
+    assert rows["fused", "candidates", 8]["implementation"] == "reference+candidates"
+
+
+def test_verify_on_three_ranks(shell: Fsample) -> None:
+    """Shards of 384, 384 and 232 ids; exchanged candidates are held to the oracle's tokens as well."""
+    done = shell("verify", "--tp", 3, *SHAPE, "--test", "rows,pathwise", "--draws", 2000)
+    assert done.code == 0, done.out + done.err
+    rows = json.loads(done.out)["results"]
+    assert {row["verdict"] for row in rows if row["test"] == "rows"} == {"pass"}
+    paths = {row["algorithm"]: row["verdict"] for row in rows if row["test"] == "pathwise"}
+    assert paths == {"candidates": "pass", "log_mass": "skipped", "element": "pass", "online": "skipped"}
+
+
+def test_ranks_that_torchrun_started_are_joined(child_env: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "fsample_cli", "verify", "--tp", "2", *map(str, SHAPE), "--test", "rows", "--draws", "200"]
+    done = subprocess.run(
+        [*command, *words], env=child_env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workload"]["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ("bench", "--sampler", "somewhere:function"),
+            "does not run on several ranks; choose from fused, gemm",
+        ),
+        (("bench", "--sampler", "fused+store"), "--sampler must be one of fused, gemm, one-rank"),
+        (("verify", "--self-test"), "--self-test runs on one rank, got --tp 2"),
+    ],
+)
+def test_what_ranks_cannot_do_is_one_line(shell: Fsample, arguments: tuple[str, ...], message: str) -> None:
+    done = shell(*arguments, "--tp", 2, *SHAPE)
+    assert done.code == 2 and message in done.error
+
+
+def test_the_slowest_rank_decides_and_counts_are_rank_0s() -> None:
+    slow, other = run_ranks(2, rank_jobs.time_a_slow_rank)
+    assert slow == other
+    slowest, fastest, counts = slow
+    assert counts == (2, 5) and len(slowest) == len(fastest) == 5
+    assert min(slowest) > 20_000
+    assert sorted(fastest)[2] < 20_000  # the median: a busy machine may hold up a rank for one call
+
+
+def test_gathered_logits_are_the_whole_product() -> None:
+    assert run_ranks(3, rank_jobs.gather_products) == [[True] * 4] * 3
+
+
+def test_a_sampler_runs_on_every_rank_or_on_none() -> None:
+    assert run_ranks(3, rank_jobs.agree_on_notes) == [["", "no compiler"]] * 3
+
+
+@pytest.mark.parametrize(
+    "vocab, size", [(128_256, 2), (128_256, 8), (151_936, 2), (1000, 3), (3, 4), (50_257, 8)]
+)
+def test_shards_start_at_multiples_of_128_and_cover_the_vocabulary(vocab: int, size: int) -> None:
+    parts = [rows_of(vocab, rank, size) for rank in range(size)]
+    assert parts[0].start == 0 and parts[-1].stop == vocab
+    assert all(a.stop == b.start for a, b in zip(parts, parts[1:], strict=False))
+    assert all(part.start % 128 == 0 or part.start == part.stop for part in parts)
+
+
+def script(text: str) -> list[str]:
+    head = "import os, sys, time\nrank = int(os.environ['FSAMPLE_RANK'].split('/')[0])\n"
+    return [sys.executable, "-c", head + text]
+
+
+def test_a_rank_that_fails_ends_the_others_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    text = "if rank == 1:\n  print('fsample: out of paper', file=sys.stderr); sys.exit(2)\ntime.sleep(60)"
+    with pytest.raises(FsampleError, match="rank 1 of 3 ended: out of paper"):
+        launch.supervise(3, script(text))
+
+
+def test_rank_0s_exit_code_is_the_commands() -> None:
+    assert launch.supervise(2, script("sys.exit(0 if rank else 1)")) == 1
+    assert launch.supervise(2, script("time.sleep(60) if rank else sys.exit(0)")) == 0
+
+
+def test_another_number_of_ranks_than_torchruns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch.place(2) is None and not launch.runs_here(2) and launch.runs_here(1)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    assert launch.place(4) == launch.Place(1, 4, 1, None)
+    with pytest.raises(UsageError, match="torchrun started, 4, got 2"):
+        launch.place(2)
