@@ -78,7 +78,7 @@ def write(
             softcap=model.config.final_logit_softcapping,
         )
         ids = torch.cat([ids, drawn.ids], dim=1)
-    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
 
 
 @torch.inference_mode()

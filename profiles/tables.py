@@ -1,0 +1,163 @@
+"""Fill the tables in README.md and profiles/README.md from the records beside this file (`make tables`).
+
+A page marks a place, and what stands between the marks is replaced:
+
+    <!-- record bench h200 qwen3-8b -->  ...  <!-- end -->    median times, one column a sampler
+    <!-- output verify cpu real-model -->  ...  <!-- end -->  what the command printed, with its command line
+    <!-- run presets -->  ...  <!-- end -->                   what a command prints now, without measuring
+    <!-- records -->  ...  <!-- end -->                       every record: file, machine, commit, command
+
+The words are the kind of record, its folder, and the end of the file's name. Of several records that fit the
+newest is shown; without one the place stays empty. No figure is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fsample_cli.exactness.summary import condense
+from fsample_cli.records import BenchResult, Record
+from fsample_cli.reporters import render
+from fsample_cli.reporters.columns import microseconds, ratio
+
+PROFILES = Path(__file__).resolve().parent
+PAGES = (PROFILES.parent / "README.md", PROFILES / "README.md")
+PLACE = re.compile(
+    r"(?P<begin><!-- (?P<what>records|record|output|run)(?P<words>[^>]*?) -->\n).*?(?P<end><!-- end -->)",
+    re.S,
+)
+ORDER = ("gemm", "fused", "multinomial", "multinomial-eager", "race", "fi1", "fi2")
+NAMES = {"gemm": "GEMM alone", "multinomial-eager": "multinomial (eager)", "fi1": "FI1", "fi2": "FI2"}
+
+
+def main() -> int:
+    records = load()
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = PLACE.sub(partial(fill, records=records, page=page), before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"filled {page.relative_to(PROFILES.parent)}")
+    return 0
+
+
+def load() -> dict[Path, Record]:
+    """Every record under profiles/, the newest first. A file that is no record is an error, not a gap."""
+    found = {
+        file: Record.from_dict(json.loads(file.read_text(encoding="utf-8")), str(file.relative_to(PROFILES)))
+        for folder in sorted(PROFILES.iterdir())
+        if folder.is_dir()
+        for file in sorted(folder.glob("*.json"))
+    }
+    return dict(sorted(found.items(), key=lambda item: _date(item[1]), reverse=True))
+
+
+def fill(place: re.Match[str], records: dict[Path, Record], page: Path) -> str:
+    words = place["words"].split()
+    if place["what"] == "records":
+        text = listing(records)
+    elif place["what"] == "run":
+        text = run(words)
+    else:
+        file = newest(records, *words)
+        if file is None:
+            print(f"no record for: {' '.join(words)}", file=sys.stderr)
+            return f"{place['begin']}{place['end']}"
+        elif place["what"] == "output":
+            text = output(records[file])
+        else:
+            text = times(records[file]) + f"\n{caption(records[file], file, page)}\n"
+    return f"{place['begin']}\n{text}\n{place['end']}"
+
+
+def newest(records: dict[Path, Record], kind: str, folder: str, name: str = "") -> Path | None:
+    for file, record in records.items():
+        if record.kind == kind and file.parent.name == folder and file.stem.endswith(name):
+            return file
+    return None
+
+
+def output(record: Record) -> str:
+    """The command line and the table it prints."""
+    if record.kind == "verify":
+        record = replace(record, results=tuple(condense(record.results)))
+    return f"```console\n$ {typed(record)}\n{render(record, 'table')}```\n"
+
+
+def run(words: list[str]) -> str:
+    command = [sys.executable, "-m", "fsample_cli", *words]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+    return f"```console\n$ fsample {' '.join(words)}\n{shown}```\n"
+
+
+def typed(record: Record) -> str:
+    """The command without where it wrote its record: what a reader types to see the same."""
+    return re.sub(r" (--output|-o|--format)[ =]\S+| (--quiet|-q|--force)\b", "", record.command)
+
+
+def times(record: Record) -> str:
+    """Median microseconds, a row a batch and a column a sampler; then ours against the GEMM and the rest."""
+    rows: dict[int, dict[str, BenchResult]] = {}
+    for result in record.results:
+        rows.setdefault(result.batch, {}).setdefault(result.sampler, result)
+    ran = {name for row in rows.values() for name, result in row.items() if result.median_us is not None}
+    shown = [name for name in ORDER if name in ran]
+    baseline = str(record.settings.get("baseline"))
+    heads = ["B", *(f"**{name}**" if name == "fused" else NAMES.get(name, name) for name in shown)]
+    heads += [
+        "fused / GEMM",
+        *([f"speed-up over {NAMES.get(baseline, baseline)}"] if baseline in ran else []),
+    ]
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---:"] * len(heads)) + " |"]
+    for batch, row in rows.items():
+        fused = row.get("fused")
+        cells = [str(batch)]
+        for name in shown:
+            median = microseconds(row[name].median_us if name in row else None)
+            cells.append(f"**{median}**" if name == "fused" else median)
+        cells.append(ratio(fused.ratio_to_gemm if fused else None))
+        if baseline in ran:
+            cells.append(ratio(fused.speedup if fused else None))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def caption(record: Record, file: Path, page: Path) -> str:
+    work, machine, settings = record.workload, record.environment, record.settings
+    assert work is not None and machine is not None
+    iterations = max(result.iterations for result in record.results)
+    where = file.relative_to(page.parent)
+    return (
+        f"Median µs of {iterations}; {work.preset}, V = {work.vocab:,}, D = {work.hidden:,}, {work.dtype}; "
+        f"{machine.gpu or f'{machine.cpu}, {machine.cpu_threads} threads'}; "
+        f"torch {machine.torch}, triton {machine.triton}; "
+        f"timer {settings.get('timer')}, cold cache; commit {machine.short_commit or 'unknown'}, "
+        f"{_date(record)[:10]}; [record]({where})."
+    )
+
+
+def listing(records: dict[Path, Record]) -> str:
+    lines = ["| file | machine | commit | date | command |", "| --- | --- | --- | --- | --- |"]
+    for file, record in records.items():
+        machine = record.environment
+        name = "" if machine is None else machine.gpu or machine.cpu or ""
+        commit = "" if machine is None else machine.short_commit
+        where = file.relative_to(PROFILES)
+        lines.append(
+            f"| [{where}]({where}) | {name} | {commit} | {_date(record)[:10]} | `{record.command}` |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _date(record: Record) -> str:
+    return (record.environment.date if record.environment else None) or ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
