@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from . import noise
+from . import noise, words
 from .chunks import Chunk, Rows, chunks, device_of, full_fp32_products, row_parameters
 from .noise import BLOCK, LN_2, ONLINE_BLOCK, RowStreams
 from .types import Problem, SampleResult
@@ -32,10 +32,10 @@ def run(problem: Problem) -> SampleResult:
 
 
 def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
-    """The result and the scores of its ids, [B, K] fp32, for comparison with other shards of a vocabulary.
+    """The result and the keys of its ids, [B, K] int64, for comparison with other shards of a vocabulary.
 
-    Base 2, in greedy rows y; +inf where a row is bad, -inf where nothing is allowed. With noise="online" a
-    score says nothing: there the draw is no comparison of scores.
+    A key is a score with an id (`words.pack_key`): base 2, in greedy rows y; +inf where a row is bad, -inf
+    where nothing is allowed. With noise="online" it says nothing: that draw is no comparison of scores.
     """
     with torch.no_grad(), full_fp32_products(device_of(problem)):
         return _run(problem)
@@ -88,7 +88,7 @@ def _run(problem: Problem) -> tuple[SampleResult, Tensor]:
         logits,
         "reference",
     )
-    return result, scores.t().contiguous()
+    return result, words.pack_key(scores.t().contiguous(), result.ids)
 
 
 class _Draws(ABC):

@@ -1,4 +1,4 @@
-"""Run a function as several ranks of a gloo group, a process each, and collect what they return.
+"""Run a function as several ranks of a process group, a process each, and collect what they return.
 
 Processes are forked from a server that has imported torch already, so that eight of them start in a moment.
 """
@@ -25,7 +25,12 @@ LOST = "no answer"  # in place of the result of a rank that died or hung
 
 
 def run_ranks(
-    size: int, job: Job, *arguments: object, timeout_s: float = 60, wait_s: float = 120
+    size: int,
+    job: Job,
+    *arguments: object,
+    timeout_s: float = 60,
+    wait_s: float = 120,
+    backend: str = "gloo",
 ) -> list[Any]:
     """What each rank returned; for one that raised, its exception; for one that never answered, LOST.
 
@@ -36,7 +41,8 @@ def run_ranks(
         folder = Path(name)
         packed = pickle.dumps((job, arguments))
         processes = [
-            _context.Process(target=_rank, args=(rank, size, name, timeout_s, packed)) for rank in range(size)
+            _context.Process(target=_rank, args=(rank, size, name, timeout_s, backend, packed))
+            for rank in range(size)
         ]
         for process in processes:
             process.start()
@@ -50,10 +56,12 @@ def run_ranks(
         return [pickle.loads(path.read_bytes()) if path.exists() else LOST for path in found]
 
 
-def _rank(rank: int, size: int, folder: str, timeout_s: float, packed: bytes) -> None:
+def _rank(rank: int, size: int, folder: str, timeout_s: float, backend: str, packed: bytes) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,

@@ -207,7 +207,8 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
     for variant in variants:
         problem = make(8, V, 1, **fields(V, 8, variant))
         launch = arguments.prepare(problem, 128)
-        result = (torch.zeros(8, 1, dtype=torch.int64), torch.zeros(8, 1), torch.zeros(8))
+        ids = torch.zeros(8, 1, dtype=torch.int64)
+        result = (ids, torch.zeros(8, 1), torch.zeros(8), ids)  # the last: keys
         values = reduce_candidates.kernel_arguments(launch, *result)
         jobs.append(job(f"reduce {architecture} {variant}", "reduce", values, 4, 3, architecture))
     return jobs

@@ -10,8 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fsample_kernels import SampleResult, distributed, sample
-from fsample_kernels.distributed import words
+from fsample_kernels import SampleResult, distributed, sample, words
 from tests.kernels import rank_jobs
 from tests.kernels.ranks import LOST, run_ranks
 
@@ -282,6 +281,7 @@ def test_without_a_group_it_says_what_to_do() -> None:
 
 BAD = [
     ({"exchange": "all"}, "exchange must be one of auto, p2p, candidates, log_mass, got 'all'"),
+    ({"exchange": "p2p"}, "exchange='p2p' writes into the memory of GPUs"),
     ({"exchange": "candidates", "noise": "online"}, ".* has none; use 'log_mass'"),
     ({"first_id": -3}, "first_id must be an integer, 0 or above"),
     ({"noise": "gumbel"}, "noise must be one of"),

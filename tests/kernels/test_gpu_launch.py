@@ -123,9 +123,9 @@ def test_batches_and_seeds_compile_nothing_new(make_problem: MakeProblem, compil
 def test_every_candidate_is_written(make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[Launch] = []
 
-    def record(problem: Problem, launch: Launch) -> SampleResult:
+    def record(problem: Problem, launch: Launch, keys: None) -> SampleResult:
         launches.append(launch)
-        return reduce_candidates(problem, launch)
+        return reduce_candidates(problem, launch, keys)
 
     monkeypatch.setattr(lm_head_sample, "reduce_candidates", record)
     for B in (1, 20, 200):

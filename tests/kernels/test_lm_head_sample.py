@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fsample_kernels import reference
+from fsample_kernels import reference, words
 from fsample_kernels.ops import arguments, configs, lm_head_sample
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
@@ -228,6 +228,26 @@ def test_a_shard_draws_by_global_id(make_problem: MakeProblem, noise: str, first
     )
 
 
+@pytest.mark.parametrize("noise", ["grouped", "element"])
+def test_keys_say_what_other_shards_compare(make_problem: MakeProblem, noise: str) -> None:
+    """Scores and ids of the reference; a greedy row, one without an allowed id, two that are bad."""
+    mask = torch.ones(5, 300, dtype=torch.bool)
+    mask[2] = False
+    temperature = torch.tensor([1.0, 0.0, 1.0, torch.nan, 1.0])
+    position = torch.tensor([7, 7, 7, 7, -1])
+    problem = make_problem(
+        5, 300, 16, noise=noise, num_samples=2, mask=mask, temperature=temperature, position=position,
+        first_id=128, vocab_size=428,
+    )  # fmt: skip
+    problem = dataclasses.replace(problem, mask=torch.cat([torch.ones(5, 128).bool(), mask], 1))
+    got, keys = lm_head_sample.candidates(problem)
+    want, wanted = reference.candidates(problem)
+    assert torch.equal(got.ids, want.ids) and torch.equal(words.key_ids(keys), want.ids)
+    scores, exact = (words.key_scores(k) for k in (keys, wanted))
+    torch.testing.assert_close(scores, exact, rtol=1e-5, atol=1e-5)
+    assert (exact[2] == -torch.inf).all() and (exact[3:] == torch.inf).all() and exact[:2].isfinite().all()
+
+
 def test_store_logits_changes_nothing_else(make_problem: MakeProblem) -> None:
     problem = make_problem(3, 300, 16, num_samples=2)
     stored = lm_head_sample.run(dataclasses.replace(problem, store_logits=True))
@@ -241,9 +261,9 @@ def test_every_slot_is_written(
 ) -> None:
     seen: list[arguments.Launch] = []
 
-    def record(problem: Problem, launch: arguments.Launch) -> SampleResult:
+    def record(problem: Problem, launch: arguments.Launch, keys: None) -> SampleResult:
         seen.append(launch)
-        return reduce_candidates(problem, launch)
+        return reduce_candidates(problem, launch, keys)
 
     monkeypatch.setattr(lm_head_sample, "reduce_candidates", record)
     result = lm_head_sample.run(make_problem(B, V, 16, num_samples=2, **EVERYTHING))

@@ -2,6 +2,6 @@
 
 from .collectives import RankError
 from .merge import Merged, merge_log_mass
-from .sharded import Exchange, sample
+from .sharded import Exchange, check, sample
 
-__all__ = ["Exchange", "Merged", "RankError", "merge_log_mass", "sample"]
+__all__ = ["Exchange", "Merged", "RankError", "check", "merge_log_mass", "sample"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store, _get_default_store
+
+from ..words import key_ids
 
 # torch 2.13 renamed it; older ones have the second name alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -17,6 +20,26 @@ GRACE_S = 2.0  # how long a rank that saw a call fail waits for slower ones to s
 
 class RankError(RuntimeError):
     """A rank of the group is gone or never came; the message names it."""
+
+
+class Transport(Protocol):
+    """How the words of all ranks come together."""
+
+    def gather(self, words: Tensor) -> Tensor:
+        """int64 words, the same shape on every rank -> [R, *shape], on their device."""
+        ...
+
+    def best_ids(self, keys: Tensor) -> Tensor:
+        """The ids of the largest of all ranks' keys, int64, of the same shape."""
+        ...
+
+
+class Link(Transport, Protocol):
+    """A transport that is opened for a number of words; see `p2p.Link`."""
+
+    capacity: int
+
+    def check(self) -> None: ...
 
 
 class Team:
@@ -29,6 +52,7 @@ class Team:
         self.backend = dist.get_backend(group)
         self.members = dist.get_process_group_ranks(group)  # global ranks
         self.calls = 0
+        self.link: Link | None = None  # of exchange="p2p", once it is open
 
     def arrive(self) -> None:
         """Tell the others, through the group's store, that this rank takes part in the next call.
@@ -49,6 +73,9 @@ class Team:
         flat = gathered.view(-1)
         self._collective(lambda: _all_gather(flat, staged.view(-1), group=self.group))
         return gathered.to(words.device)
+
+    def best_ids(self, keys: Tensor) -> Tensor:
+        return key_ids(self.gather(keys).amax(0))
 
     def broadcast(self, word: Tensor) -> Tensor:
         """The word of the group's rank 0, on every rank. Raises RankError as `gather`."""

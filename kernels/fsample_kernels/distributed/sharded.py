@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import api, validation
+from .. import api, validation, words
 from ..chunks import device_of
 from ..types import MIN_TEMPERATURE, Implementation, Math, Noise, Problem, SampleResult
 from ..validation import LogitBias, Shard
-from . import merge, shards, words
-from .collectives import Team, team_of
+from . import merge, shards
+from .collectives import Team, Transport, team_of
 
 Exchange = Literal["auto", "p2p", "candidates", "log_mass"]
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -69,7 +69,8 @@ def sample(
         first_id: token id of row 0. None: as the lengths of the ranks before it say, which any value given
             is held to.
         group: process group, or None for the default one. gloo, NCCL or any backend that gathers.
-        exchange: "candidates", "log_mass", "p2p" (not there yet), or "auto": candidates, and log_mass for
+        exchange: "candidates" or "log_mass", through the group's own gather; "p2p": candidates written by a
+            kernel into the memory of the other GPUs of the host; "auto": candidates, and log_mass for
             noise="online", where a draw has no score.
         seed: None: rank 0 draws a seed and sends it, one more collective a call.
         head_bias: [V_r], of the shard. logit_bias and mask are by token id over all V, whole on every rank.
@@ -99,12 +100,12 @@ def sample(
     Source: Algorithm I.4 of FlashSampling, and the rank-level maximum of Algorithm 1.
     """
     team = team_of(group)
-    chosen = _exchange(exchange, noise)
+    chosen = _exchange(exchange, noise, hidden)
     header = _header(
         hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, noise, chosen, vocab_size, seed,
         position, temperature,
     )  # fmt: skip
-    shard = _agree(team, header, weight_shard)
+    shard, is_new = _agree(team, header, weight_shard)
     if seed is None:
         drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
         seed = team.broadcast(drawn)
@@ -138,7 +139,8 @@ def sample(
     if problem.num_rows == 0:
         result = _nothing(needed)
     else:
-        result = (_by_log_mass if chosen == "log_mass" else _by_candidates)(team, needed, name)
+        transport = _p2p(team, needed, name, is_new) if chosen == "p2p" else team
+        result = (_by_log_mass if chosen == "log_mass" else _by_candidates)(transport, needed, name)
     return result._replace(
         ids=result.ids[:, :num_samples],
         logprob=None if result.logprob is None else result.logprob[:, :num_samples],
@@ -147,13 +149,23 @@ def sample(
     )
 
 
-def _exchange(name: Exchange, noise: Noise) -> Exchange:
+def check(group: dist.ProcessGroup | None = None) -> None:
+    """Raise RankError when an exchange="p2p" that the device has finished lacked a rank; it names the rank.
+
+    `sample` does so at its next call. Replayed CUDA graphs make no such call: check after a synchronisation.
+    """
+    team = team_of(group)
+    if team.link is not None:
+        team.link.check()
+
+
+def _exchange(name: Exchange, noise: Noise, hidden: Tensor) -> Exchange:
     if name not in _EXCHANGES:
         raise ValueError(f"exchange must be one of {', '.join(_EXCHANGES)}, got {name!r}")
-    if name == "p2p":
-        raise ValueError("exchange='p2p' is not there yet; use 'candidates' or 'auto'")
-    if noise == "online" and name == "candidates":
-        raise ValueError("exchange='candidates' compares scores, and noise='online' has none; use 'log_mass'")
+    if noise == "online" and name in ("candidates", "p2p"):
+        raise ValueError(f"exchange={name!r} compares scores, and noise='online' has none; use 'log_mass'")
+    if name == "p2p" and (not isinstance(hidden, Tensor) or hidden.device.type != "cuda"):
+        raise ValueError("exchange='p2p' writes into the memory of GPUs; on a CPU use 'candidates'")
     if name == "auto":
         return "log_mass" if noise == "online" else "candidates"
     return name
@@ -190,30 +202,51 @@ def _header(
     )  # fmt: skip
 
 
-def _agree(team: Team, header: shards.Header, weight: Tensor) -> Shard:
-    if weight.device.type == "cpu" or team.backend == "gloo":
-        team.arrive()
-        return shards.agree(team, header, weight.device)
+def _agree(team: Team, header: shards.Header, weight: Tensor) -> tuple[Shard, bool]:
+    """This rank's shard, and whether the call is the first of its shape."""
     shape = header[:12]  # seed, position and temperature change from step to step
     key = (team.group.group_name, weight.data_ptr(), weight.stride(), weight.device, shape)
     held = _agreed.get(key)
-    if held is None:
+    is_new = held is None
+    if weight.device.type == "cpu" or team.backend == "gloo":
+        team.arrive()
+        held = _agreed[key] = shards.agree(team, header, weight.device)
+    elif held is None:
         if torch.cuda.is_current_stream_capturing():
             raise ValueError(
                 "a call must be made once outside of a CUDA graph before it is captured, for this group, "
                 "weight_shard and shape; ranks compare what they hold in it"
             )
         held = _agreed[key] = shards.agree(team, header, weight.device)
-    return held
+    return held, is_new
+
+
+def _p2p(team: Team, problem: Problem, name: Implementation, is_new: bool) -> Transport:
+    """The gather of the team's link. Before the first of a shape every rank has compiled its kernels."""
+    from . import p2p  # needs Triton
+
+    device = device_of(problem)
+    num_words = problem.num_rows * problem.num_samples * (2 if problem.want_lse else 1)
+    if torch.cuda.is_current_stream_capturing():
+        assert team.link is not None and not is_new
+        return team.link
+    p2p.open_link(team, device, num_words)
+    assert team.link is not None
+    if is_new:
+        _local(problem, name)
+        torch.cuda.synchronize(device)
+        dist.barrier(team.group)
+    return team.link
 
 
 def _local(problem: Problem, name: Implementation) -> tuple[SampleResult, Tensor]:
-    """This rank's candidates and their scores [B, K]; id -1 and score -inf where the shard has none."""
+    """This rank's candidates and their keys [B, K]; id -1 and score -inf where the shard has none."""
     if problem.num_columns:
-        result, scores = api.choose(problem, name).candidates(problem)
-        return result, scores
+        result, keys = api.choose(problem, name).candidates(problem)
+        return result, keys
     result = _nothing(problem)
-    return result, torch.full(result.ids.shape, -torch.inf, device=result.ids.device)
+    score = torch.full(result.ids.shape, -torch.inf, device=result.ids.device)
+    return result, words.pack_key(score, result.ids)
 
 
 def _nothing(problem: Problem) -> SampleResult:
@@ -229,30 +262,29 @@ def _nothing(problem: Problem) -> SampleResult:
     )
 
 
-def _by_candidates(team: Team, problem: Problem, name: Implementation) -> SampleResult:
+def _by_candidates(transport: Transport, problem: Problem, name: Implementation) -> SampleResult:
     """Gather (score, id), and (lse, logprob) where asked for; the largest key wins."""
-    local, scores = _local(problem, name)
-    sent = [words.pack_key(scores, local.ids)]
-    if problem.want_lse:
-        assert local.lse is not None
-        lse = local.lse[:, None].expand_as(scores)
-        sent.append(words.pack_bits(lse, scores if local.logprob is None else local.logprob))
-    table = team.gather(torch.stack(sent))  # [R, 1 or 2, B, K]
-    best, rank = table[:, 0].max(0)  # [B, K]; equal keys are equal ids
-    ids = words.key_ids(best)
+    local, keys = _local(problem, name)
     if not problem.want_lse:
-        return local._replace(ids=ids)
-    return _with_mass(problem, local, ids, rank, words.high_bits(table[:, 1]), words.low_bits(table[:, 1]))
-
-
-def _by_log_mass(team: Team, problem: Problem, name: Implementation) -> SampleResult:
-    """Gather (lse, id), and logprob where asked for; every rank makes the same draw of one of them."""
-    local, scores = _local(problem, name)
+        return local._replace(ids=transport.best_ids(keys))
     assert local.lse is not None
-    sent = [words.pack_words(local.lse[:, None].expand_as(scores), local.ids)]
+    lse = local.lse[:, None].expand(keys.shape)
+    masses = words.pack_bits(lse, lse if local.logprob is None else local.logprob)
+    table = transport.gather(torch.stack([keys, masses]))  # [R, 2, B, K]
+    best, rank = table[:, 0].max(0)  # [B, K]; equal keys are equal ids
+    return _with_mass(
+        problem, local, words.key_ids(best), rank, words.high_bits(table[:, 1]), words.low_bits(table[:, 1])
+    )
+
+
+def _by_log_mass(transport: Transport, problem: Problem, name: Implementation) -> SampleResult:
+    """Gather (lse, id), and logprob where asked for; every rank makes the same draw of one of them."""
+    local, _ = _local(problem, name)
+    assert local.lse is not None
+    sent = [words.pack_words(local.lse[:, None].expand(local.ids.shape), local.ids)]
     if local.logprob is not None:
         sent.append(words.pack_bits(local.logprob, local.logprob))
-    table = team.gather(torch.stack(sent))
+    table = transport.gather(torch.stack(sent))
     ids, lse = words.low_ids(table[:, 0]), words.high_bits(table[:, 0])  # [R, B, K]
     merged = merge.merge_log_mass(
         ids, lse[..., 0], seed=problem.seed, position=problem.position, greedy=_greedy(problem)

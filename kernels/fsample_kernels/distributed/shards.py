@@ -7,8 +7,8 @@ import struct
 import torch
 
 from ..validation import Shard
+from ..words import MAX_ID
 from .collectives import Team
-from .words import MAX_ID
 
 _FIELDS = (  # every rank must give the same, the first two aside
     "rows of weight_shard", "first_id", "rows B of hidden", "hidden size D", "dtype", "num_samples",

@@ -10,10 +10,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
 from fsample_kernels.ops.hopper_kernel import hopper_kernel
 from fsample_kernels.ops.hopper_rows import EMPTY_KEY
-from fsample_kernels.ops.reduce_candidates import best_scores, reduce_candidates
+from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
 LOG2_E = 1.4426950408889634
@@ -95,18 +96,17 @@ def run(problem: Problem) -> SampleResult:
     ids; with several samples a row, logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA
     or tile.
     """
-    return _run(problem, keep=False)[0]
+    return _run(problem)
 
 
 def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
-    """The result and the scores of its ids, [B, K]; see `best_scores`."""
-    result, launch = _run(problem, keep=True)
-    assert launch is not None
-    return result, best_scores(launch, result.ids)
+    """The result and the keys of its ids, [B, K] int64; see `words.pack_key`."""
+    keys = torch.empty(problem.num_rows, problem.num_samples, dtype=torch.int64, device=device_of(problem))
+    return _run(problem, keys), keys
 
 
-def _run(problem: Problem, keep: bool) -> tuple[SampleResult, arguments.Launch | None]:
-    """The result, and the candidates where the kernel leaves any; with `keep` it always does."""
+def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
+    """The result; where keys are asked for the kernel leaves candidates, and stage 2 makes them."""
     hidden, weight = problem.hidden, problem.weight
     assert hidden is not None and weight is not None
     device = hidden.device
@@ -119,7 +119,7 @@ def _run(problem: Problem, keep: bool) -> tuple[SampleResult, arguments.Launch |
     row_blocks = triton.cdiv(B, config.bh)
     ctas = max(1, min(sm_count(device) // row_blocks, units))
     wants_mass = problem.want_logprob or problem.want_lse
-    in_one_launch = K == 1 and not wants_mass and not keep
+    in_one_launch = K == 1 and not wants_mass and keys is None
     slots = 0 if in_one_launch else (ctas if K == 1 else units)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -164,9 +164,9 @@ def _run(problem: Problem, keep: bool) -> tuple[SampleResult, arguments.Launch |
             num_warps=4, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         if launch is not None:
-            return reduce_candidates(problem, launch)._replace(implementation="hopper"), launch
+            return reduce_candidates(problem, launch, keys)._replace(implementation="hopper")
         assert ids is not None
-        return SampleResult(ids, None, None, logits, "hopper"), None
+        return SampleResult(ids, None, None, logits, "hopper")
 
 
 def host_scale(temperature: float | Tensor) -> float:

@@ -5,13 +5,15 @@ holds many ids of few rows and the draw and the reduction over ids are almost en
 batches do the product the other way round, with W on the M side: their few rows are not padded to 64.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, configs
 from fsample_kernels.ops.epilogue import finish_tile
-from fsample_kernels.ops.reduce_candidates import best_scores, reduce_candidates
+from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
 
@@ -102,16 +104,16 @@ def run(problem: Problem) -> SampleResult:
 
     Allocates the results and the candidates: 8 bytes a row, sample and vocabulary tile, 20 with logprob.
     """
-    return _run(problem)[0]
+    return _run(problem)
 
 
 def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
-    """The result and the scores of its ids, [B, K]; see `best_scores`."""
-    result, launch = _run(problem)
-    return result, best_scores(launch, result.ids)
+    """The result and the keys of its ids, [B, K] int64; see `words.pack_key`."""
+    keys = torch.empty(problem.num_rows, problem.num_samples, dtype=torch.int64, device=device_of(problem))
+    return _run(problem, keys), keys
 
 
-def _run(problem: Problem) -> tuple[SampleResult, arguments.Launch]:
+def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
     assert problem.hidden is not None
     device = problem.hidden.device
     config = configs.pick(problem.hidden.dtype, problem.num_rows, arguments.architecture(device))
@@ -122,4 +124,4 @@ def _run(problem: Problem) -> tuple[SampleResult, arguments.Launch]:
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-        return reduce_candidates(problem, launch), launch
+        return reduce_candidates(problem, launch, keys)

@@ -20,7 +20,7 @@ def reduce_candidates_kernel(
     score_ptr, id_ptr, logit_ptr,  # [K, B, T]
     max_ptr, sum_ptr,  # [B, T]
     temperature_ptr, temperature_stride, temperature, position_ptr, position_stride, spoiled_ptr,
-    out_ids_ptr, out_logprob_ptr, out_lse_ptr,  # [B, K], [B, K], [B]
+    out_ids_ptr, out_logprob_ptr, out_lse_ptr, out_keys_ptr,  # [B, K], [B, K], [B], [B, K]
     num_rows, num_samples, num_tiles,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +58,13 @@ def reduce_candidates_kernel(
         good = good & (tl.load(spoiled_ptr + row) == 0)
     drawn = good & (top > float("-inf"))
     offs_out = row.to(tl.int64) * num_samples + sample
-    tl.store(out_ids_ptr + offs_out, tl.where(drawn, winner, -1).to(tl.int64))
+    chosen = tl.where(drawn, winner, -1).to(tl.int64)
+    tl.store(out_ids_ptr + offs_out, chosen)
+    if out_keys_ptr is not None:  # words.pack_key: what other shards of the vocabulary compare
+        score = tl.where(good, top, float("inf")) + 0.0  # + 0.0 makes -0.0 equal to 0.0
+        bits = score.to(tl.int32, bitcast=True)
+        ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+        tl.store(out_keys_ptr + offs_out, (ordered << 32) | (0x7FFFFFFF - chosen))
 
     if max_ptr is not None:
         first = row.to(tl.int64) * num_tiles
@@ -95,7 +101,7 @@ def reduce_candidates_kernel(
 
 
 def kernel_arguments(
-    launch: Launch, ids: Tensor, logprob: Tensor | None, lse: Tensor | None
+    launch: Launch, ids: Tensor, logprob: Tensor | None, lse: Tensor | None, keys: Tensor | None = None
 ) -> dict[str, object]:
     """Every argument of `reduce_candidates_kernel`, by name."""
     K, B, T = launch.scores.shape
@@ -105,25 +111,17 @@ def kernel_arguments(
         "max_ptr": launch.tile_max, "sum_ptr": launch.tile_sum, "spoiled_ptr": launch.spoiled,
         **{name: launch.kernel_arguments[name] for name in shared},
         "out_ids_ptr": ids, "out_logprob_ptr": logprob, "out_lse_ptr": lse,
+        "out_keys_ptr": keys,
         "num_rows": B, "num_samples": K, "num_tiles": T, "BLOCK_T": BLOCK_T,
     }  # fmt: skip
 
 
-def reduce_candidates(problem: Problem, launch: Launch) -> SampleResult:
-    """Pick each row's winner among the candidates of `launch`."""
+def reduce_candidates(problem: Problem, launch: Launch, keys: Tensor | None = None) -> SampleResult:
+    """Pick each row's winner among the candidates of `launch`; fill keys [B, K] where given."""
     K, B, _ = launch.scores.shape
     device = launch.scores.device
     ids = torch.empty(B, K, dtype=torch.int64, device=device)
     logprob = torch.empty(B, K, device=device) if problem.want_logprob else None
     lse = torch.empty(B, device=device) if problem.want_lse else None
-    reduce_candidates_kernel[(B * K,)](**kernel_arguments(launch, ids, logprob, lse), num_warps=4)
+    reduce_candidates_kernel[(B * K,)](**kernel_arguments(launch, ids, logprob, lse, keys), num_warps=4)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")
-
-
-def best_scores(launch: Launch, ids: Tensor) -> Tensor:
-    """Scores of the drawn ids [B, K], fp32 [B, K], for comparison with other shards of a vocabulary.
-
-    Base 2, in greedy rows y; +inf in a bad row, -inf where nothing is allowed: both have id -1.
-    """
-    scores = launch.scores.amax(2).t()  # [B, K]
-    return scores.masked_fill((ids < 0) & (scores > -torch.inf), torch.inf).contiguous()

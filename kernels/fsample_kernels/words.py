@@ -5,8 +5,9 @@
     draw   = lse, fp32 bits                                            | id
 
 The largest signed key is the best score and, of equals, the lowest id: a comparison, whatever the order in
-which words arrive. A bad row (score +inf) beats everything, a shard without an allowed id (score -inf) nothing;
-either means id -1, whatever the low half holds. The kernel for Hopper makes the same keys.
+which words arrive. A bad row (score +inf, or above it the NaN of a word that never came) beats everything, a
+shard without an allowed id (score -inf) nothing; all mean id -1, whatever the low half holds. The kernel for
+Hopper makes the same keys.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ def pack_key(score: Tensor, ids: Tensor) -> Tensor:
 def key_ids(key: Tensor) -> Tensor:
     """The ids, int64, -1 for a bad row or one without an allowed id."""
     score = key >> 32
-    return (MAX_ID - (key & _LOW)).masked_fill((score == _INFINITY) | (score == -_INFINITY - 1), -1)
+    return (MAX_ID - (key & _LOW)).masked_fill((score >= _INFINITY) | (score == -_INFINITY - 1), -1)
+
+
+def key_scores(key: Tensor) -> Tensor:
+    """The scores, fp32."""
+    ordered = (key >> 32).to(torch.int32)
+    return torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(torch.float32)
 
 
 def pack_bits(high: Tensor, low: Tensor) -> Tensor:

@@ -1,0 +1,121 @@
+"""The kernel that exchanges words between GPUs: its steps in the interpreter, and its instructions compiled.
+
+The interpreter runs one rank at a time, so what a peer would send is put into its buffer beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fsample_kernels import words
+from fsample_kernels.ops import exchange
+
+CAPACITY, RANKS = 700, 3
+
+
+class Machine:
+    """Three ranks' buffers in host memory; rank 1 is the one whose kernel runs."""
+
+    def __init__(self) -> None:
+        self.buffers = [torch.zeros(2, RANKS, CAPACITY, 2, dtype=torch.int64) for _ in range(RANKS)]
+        self.peers = torch.tensor([buffer.data_ptr() for buffer in self.buffers])
+        self.state = torch.tensor([1, 0])
+        self.status = torch.zeros(2, dtype=torch.int64)
+
+    def put(self, source: int, target: int, epoch: int, sent: Tensor) -> None:
+        halves = torch.stack([sent >> 32, sent], 1) & 0xFFFFFFFF
+        self.buffers[target][epoch & 1, source, : len(sent)] = (epoch << 32) | halves
+
+    def step(self, sent: Tensor, limit: int = 3) -> Tensor:
+        table = torch.full((RANKS, len(sent)), -99999)
+        self.launch(sent, table, limit, best=False)
+        return table
+
+    def best(self, sent: Tensor) -> Tensor:
+        ids = torch.full((len(sent),), -99999)
+        self.launch(sent, ids, 3, best=True)
+        return ids
+
+    def launch(self, sent: Tensor, out: Tensor, limit: int, best: bool) -> None:
+        exchange.exchange(
+            sent, out, self.peers, self.state, self.status.data_ptr(), 1, RANKS, CAPACITY, limit, best
+        )
+
+
+def some_words(n: int, seed: int) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.interpreter
+def test_steps_of_changing_size_meet_and_count_on() -> None:
+    """One word, two blocks and a rest, fewer again: old words of the larger step must not be taken."""
+    machine = Machine()
+    for epoch, n in enumerate((1, 600, 600, 3, 5), start=1):
+        own, left, right = (some_words(n, 10 * epoch + rank) for rank in range(3))
+        machine.put(0, 1, epoch, left)
+        machine.put(2, 1, epoch, right)
+        assert torch.equal(machine.step(own), torch.stack([left, own, right]))
+        assert machine.state.tolist() == [epoch + 1, 0] and machine.status.tolist() == [0, 0]
+        for target in (0, 2):  # what this rank has written into its peers' memory
+            got = machine.buffers[target][epoch & 1, 1, :n]
+            assert torch.equal((got[:, 0] << 32) | (got[:, 1] & 0xFFFFFFFF), own)
+            assert (got >> 32 == epoch).all()
+
+
+@pytest.mark.interpreter
+def test_ids_of_the_largest_keys() -> None:
+    """A clear winner on each rank, a tie, nothing anywhere, a bad row on one rank, a word that never came."""
+    scores = torch.tensor(
+        [[5.0, 1, 2, 3, -torch.inf, 9], [1, 5, 2, 3, -torch.inf, torch.inf], [1, 1, 7, 3, -torch.inf, 9]]
+    )
+    ids = torch.tensor(
+        [[3, 4, 5, 6, -1, 8], [1003, 1004, 1005, 1006, -1, -1], [2003, 2004, 2005, 2006, -1, 2008]]
+    )
+    keys = words.pack_key(scores, ids)
+    machine = Machine()
+    machine.put(0, 1, 1, keys[0])
+    machine.put(2, 1, 1, keys[2])
+    assert machine.best(keys[1]).tolist() == [3, 1004, 2005, 6, -1, -1]
+    machine.put(0, 1, 2, keys[0])
+    assert machine.best(keys[1]).tolist() == [-1] * 6 and machine.status.tolist() == [3, 2]
+
+
+@pytest.mark.interpreter
+def test_a_rank_that_does_not_come_is_named_and_its_words_are_poison() -> None:
+    machine = Machine()
+    own = some_words(2, 1)
+    machine.put(0, 1, 1, own)
+    machine.put(2, 1, 1, own)
+    machine.buffers[1][1, 2, 1, 1] ^= 1 << 32  # one half of one word is of another step
+    table = machine.step(own)
+    assert machine.status.tolist() == [3, 1]
+    assert table[2, 0] == own[0] and table[2, 1] == exchange.POISON.value
+    assert words.key_ids(table[2, 1]) == -1 and table[2, 1] > words.pack_key(
+        torch.tensor(3e38), torch.tensor(0)
+    )
+    assert words.high_bits(table[2, 1]).isnan() and words.low_bits(table[2, 1]).isnan()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_words_are_stored_and_polled_at_system_scope(ranks: int, best: bool) -> None:
+    signature = {
+        "words_ptr": "*i64", "out_ptr": "*i64", "peers_ptr": "*i64", "state_ptr": "*i64",
+        "status_address": "i64", "num_words": "i32", "rank": "i32", "capacity": "i32", "limit_ns": "i64",
+        "RANKS": "constexpr", "BLOCK": "constexpr", "BEST": "constexpr", "ASM": "constexpr",
+    }  # fmt: skip
+    constants = {"RANKS": ranks, "BLOCK": exchange.BLOCK, "BEST": best, "ASM": True}
+    source = ASTSource(exchange.exchange_kernel, signature, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    ptx = made.asm["ptx"]
+    assert ptx.count("st.relaxed.sys.global.b64") >= 2 * ranks
+    assert ptx.count("ld.relaxed.sys.global.b64") >= 4 * ranks  # a first look, and the loop
+    assert "globaltimer" in ptx and "cubin" in made.asm
