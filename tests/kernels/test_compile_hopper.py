@@ -1,0 +1,366 @@
+"""The Hopper kernel compiles without a GPU as it is launched, and its machine code is as it was tuned to be.
+
+The launcher runs on CPU tensors with the launch itself replaced, so the types, flags and options are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fsample_kernels.ops import arguments, hopper_configs, hopper_kernel, hopper_pipeline, hopper_sample
+from fsample_kernels.ops.hopper_configs import LARGE, LARGE_HALF, UP_TO_64, UP_TO_64_NARROW, HopperConfig
+from fsample_kernels.types import Problem
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
+)
+
+MakeProblem = Callable[..., Problem]
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
+    torch.int64: "i64", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
+SHARED = 227 * 1024  # bytes a block can have on sm_90
+V = 1024
+# rows and hidden size for which `hopper_configs.pick` takes a configuration, see test_every_configuration
+SIZES = {UP_TO_64: (16, 256), UP_TO_64_NARROW: (64, 192), LARGE: (128, 256), LARGE_HALF: (128, 256)}
+NAMES = {UP_TO_64: "<=64", UP_TO_64_NARROW: "<=64 narrow", LARGE: "large", LARGE_HALF: "large half"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One launch: types of the arguments, constants, options."""
+
+    label: str
+    signature: dict[str, str]
+    constants: dict[str, object]
+    aligned: tuple[int, ...]
+    num_warps: int
+    maxnreg: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """What ptxas made of it. `spills` counts loads and stores of local memory, `spills_in_loop` those in the
+    loop over D; `per_tile` is `shortest_tile`."""
+
+    label: str
+    registers: int
+    spills: int
+    spills_in_loop: int
+    shared: int
+    opcodes: Counter[str]
+    per_tile: int
+
+
+class Launched(Exception):
+    """Ends the launcher where the kernel would start."""
+
+
+class Launch:
+    """Stands for the kernel: keeps the arguments of a launch, and makes a job of them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(**values: object) -> None:
+            self.values = values
+            raise Launched
+
+        return launch
+
+    def job(self, label: str) -> Job:
+        signature: dict[str, str] = {}
+        constants: dict[str, object] = {}
+        aligned: list[int] = []
+        values = dict(self.values)
+        for index, parameter in enumerate(hopper_kernel.hopper_kernel.params):
+            name, value = parameter.name, values.pop(parameter.name)
+            if value is None or name.isupper():
+                signature[name] = "constexpr"
+                constants[name] = value
+            elif isinstance(value, TensorDescriptor):
+                block = ", ".join(map(str, value.block_shape))
+                signature[name] = f"tensordesc<{TYPES[value.base.dtype]}[{block}],{value.layout!r}>"
+            elif isinstance(value, Tensor):
+                signature[name] = "*" + TYPES[value.dtype]
+                if name not in hopper_kernel.ANY_ALIGNMENT:
+                    aligned.append(index)
+            else:
+                # a number that is not annotated would make a variant for 1 and for multiples of 16
+                assert parameter.annotation_type and (parameter.do_not_specialize or isinstance(value, float))
+                signature[name] = parameter.annotation_type
+        num_warps, maxnreg = values.pop("num_warps"), values.pop("maxnreg")
+        assert values == {} and isinstance(num_warps, int) and isinstance(maxnreg, int)
+        return Job(label, signature, constants, tuple(aligned), num_warps, maxnreg)
+
+
+@pytest.fixture
+def make_job(make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+    """make_job(config, variant, dtype): the launch of a call, as a job."""
+    launch = Launch()
+    monkeypatch.setattr(hopper_sample, "hopper_kernel", launch)
+    monkeypatch.setattr(hopper_sample, "sm_count", lambda device: 132)
+    monkeypatch.setattr(arguments, "on_device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    def make(config: HopperConfig, variant: str, dtype: torch.dtype = torch.bfloat16) -> Job:
+        B, D = SIZES[config]
+        changes = fields(B)[variant]
+        if config is LARGE_HALF and "noise" not in changes:
+            changes = {"num_samples": 2} | changes
+        with pytest.raises(Launched):
+            hopper_sample.run(make_problem(B, V, D, dtype, **changes))
+        return launch.job(f"{NAMES[config]}, {TYPES[dtype]}, {variant}")
+
+    return make
+
+
+def fields(B: int) -> dict[str, dict[str, object]]:
+    """The variants of a call that change the compiled code."""
+    zeros = torch.zeros(3, dtype=torch.int64)
+    rows: dict[str, object] = {
+        "temperature": torch.ones(B), "seed": torch.zeros(B, dtype=torch.int64),
+        "position": torch.zeros(B, dtype=torch.int64),
+    }  # fmt: skip
+    mass: dict[str, object] = {"want_logprob": True, "want_lse": True}
+    return {
+        "plain": {},
+        "rows": rows,
+        "transforms": {"head_bias": torch.zeros(V).bfloat16(), "logit_scale": 0.5, "softcap": 30.0},
+        "bias": {"logit_bias": torch.zeros(B, V)},
+        "sparse": {"sparse_bias": (zeros, zeros, torch.zeros(3))},
+        "mask": {"mask": torch.zeros(B, V, dtype=torch.bool)},
+        "bits": {"bitmask": torch.zeros(B, V // 32, dtype=torch.int32)},
+        "stored": {"store_logits": True},
+        "mass": mass,
+        "exact": {"math": "exact"},
+        "samples": {"num_samples": 2},
+        "samples mass": rows | mass | {"num_samples": 2},
+        "element": {"noise": "element"},
+        "element rows": rows | {"noise": "element"},
+    }
+
+
+def compile_job(work: Job) -> Code:
+    source = GluonASTSource(
+        fn=hopper_kernel.hopper_kernel, signature=work.signature, constexprs=work.constants,
+        attrs={(index,): [["tt.divisibility", 16]] for index in work.aligned},
+    )  # fmt: skip
+    options = {"num_warps": work.num_warps, "maxnreg": work.maxnreg}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    cubin = Path(os.environ["TRITON_CACHE_DIR"]) / f"{os.getpid()}.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+
+    def tool(name: str, flag: str) -> str:
+        command = [str(BIN / name), flag, str(cubin)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    registers = re.search(r"REG:(\d+)", tool("cuobjdump", "-res-usage"))
+    assert registers is not None
+    steps = read_sass(tool("nvdisasm", "-c"))
+    opcodes = Counter(step.opcode for step in steps)
+    local = [n for n, step in enumerate(steps) if step.opcode.startswith(("LDL", "STL"))]
+    loop = loop_over_d(steps)
+    assert loop
+    return Code(
+        work.label, int(registers[1]), len(local), len(loop.intersection(local)), compiled.metadata.shared,
+        opcodes, shortest_tile(steps),
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One instruction and the numbers of those that can come next."""
+
+    opcode: str
+    following: tuple[int, ...]
+
+
+def read_sass(text: str) -> list[Step]:
+    lines: list[str] = []
+    labels: dict[str, int] = {}
+    for line in text.splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label[1]] = len(lines)
+        elif code := re.match(r"\s*/\*[0-9a-f]{4,6}\*/\s+(.*?)\s*;", line):
+            lines.append(code[1])
+    steps = []
+    for number, line in enumerate(lines):
+        parts = re.match(r"(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.a-z]*)(.*)", line)
+        assert parts is not None, line
+        predicate, opcode, operands = parts.groups()
+        following = [number + 1]
+        target = re.search(r"`\((\.L_\w+)\)", operands)
+        if opcode.startswith("BRA") and target:
+            if predicate is None and re.fullmatch(r"\s*`\(\.L_\w+\)", operands):
+                following = []
+            following.append(labels[target[1]])
+        elif predicate is None and opcode in ("EXIT", "RET", "BRX"):
+            following = []
+        steps.append(Step(opcode, tuple(following)))
+    return steps
+
+
+def reach(following: Sequence[Sequence[int]], start: int) -> dict[int, int]:
+    """Fewest instructions to each that can come after."""
+    found: dict[int, int] = {}
+    frontier = {start}
+    for length in range(1, len(following)):
+        frontier = {n for s in frontier for n in following[s] if n < len(following)} - found.keys()
+        found.update(dict.fromkeys(frontier, length))
+        if not frontier:
+            break
+    return found
+
+
+def loop_over_d(steps: list[Step]) -> set[int]:
+    """Instructions on a way from an HGMMA to itself that is too short to go by a draw."""
+    after = [step.following for step in steps]
+    before: list[list[int]] = [[] for _ in steps]
+    for number, following in enumerate(after):
+        for n in following:
+            if n < len(steps):
+                before[n].append(number)
+    inside: set[int] = set()
+    for number, step in enumerate(steps):
+        if step.opcode.startswith("HGMMA"):
+            forward, backward = reach(after, number), reach(before, number)
+            inside |= {n for n, length in forward.items() if length + backward.get(n, 300) < 300}
+    return inside
+
+
+def shortest_tile(steps: list[Step]) -> int:
+    """Instructions of one warp from the last HGMMA of a tile, by the masses of its groups, to the first of
+    the next: what a tile costs beside its matmul when no row is greedy and no id is past the end. The way by
+    the masses is the one by the middle of their exp2. 0 where no way leads back: two warpgroups."""
+    after = [step.following for step in steps]
+    products = [n for n, step in enumerate(steps) if step.opcode.startswith("HGMMA")]
+    exponentials = [n for n, step in enumerate(steps) if step.opcode == "MUFU.EX2" and n > products[-1]]
+    if not exponentials:
+        return 0
+    middle = exponentials[len(exponentials) // 2]
+    there, back = reach(after, products[-1]).get(middle), reach(after, middle).get(products[0])
+    return there + back if there and back else 0
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecutor]:
+    before = os.environ.get("TRITON_CACHE_DIR")
+    os.environ["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    with ProcessPoolExecutor(max_workers=2, mp_context=get_context("fork")) as executor:
+        yield executor
+    del os.environ["TRITON_CACHE_DIR"]
+    if before is not None:
+        os.environ["TRITON_CACHE_DIR"] = before
+
+
+# Loads and stores of local memory that a variant of LARGE may hold, where half of a thread's registers are
+# the accumulator: bias and mask compute an address a logit. None is in the loop over D, and what these
+# variants read from their tables costs more.
+MAY_SPILL = {"transforms": 64, "bias": 256, "mask": 256}
+# triton 3.9 keeps some of the kernel's numbers in local memory and reads them once a tile
+MAY_SPILL_LATER = 32
+
+
+def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> list[Code]:
+    """Compile, print a table, and check what holds for every variant."""
+    codes = list(pool.map(compile_job, [job for _, job in jobs]))
+    for (config, job), code in zip(jobs, codes, strict=True):
+        shapes = {name.split(".")[1] for name in code.opcodes if name.startswith("HGMMA")}
+        loads = sum(n for name, n in code.opcodes.items() if name.startswith("UTMALDG"))
+        line = f"{code.label:<32} registers {code.registers}  spills {code.spills}  shared {code.shared}"
+        print(f"{line}  instructions {code.opcodes.total()}  HGMMA {sorted(shapes)}  UTMALDG {loads}")
+        assert job.constants["BV"] == config.bv and job.constants["STAGES"] == config.stages
+        assert code.registers == hopper_sample.MAX_REGISTERS, line  # else the split of setmaxnreg is ignored
+        assert code.shared <= SHARED, line
+        assert code.spills_in_loop == 0, line
+        spills = MAY_SPILL.get(code.label.rpartition(", ")[2], 0) if config is LARGE else 0
+        assert code.spills <= spills + (0 if triton.__version__.startswith("3.6.") else MAY_SPILL_LATER), line
+        # a tile of BV ids and the single units of 128
+        assert shapes == {f"64x{n}x16" for n in {config.bv, 128}}, line
+        assert loads >= 1 + config.bh // config.box, line
+    return codes
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2])
+@pytest.mark.parametrize("bv", [128, 256])
+def test_every_unit_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, warpgroups: int) -> None:
+    """And no CTA has more to do than in the best deal: the source of the kernel, run on integers."""
+    monkeypatch.setattr(hopper_pipeline, "gl", SimpleNamespace(cdiv=triton.cdiv, maximum=max))
+    split_work, unit_of = hopper_pipeline.split_work.fn, hopper_pipeline.unit_of.fn
+    for ctas in (1, 2, 3, 7, 16, 66, 132):
+        # on many CTAs the edges of a round, half-rounds, real vocabularies and shards of them
+        edges = (1, 33, 65, 66, 67, 149, 198, 199, 297, 594, 1002, 1187)
+        for units in range(1, 4 * ctas + 3) if ctas < 20 else edges:
+            dealt: Counter[tuple[int, int]] = Counter()
+            longest = 0
+            for cta in range(ctas):
+                full, rounds, whole, steps = split_work(units, ctas, cta, bv, warpgroups)
+                mine = [
+                    (unit, half)
+                    for n in range(full)
+                    for unit in range((n * ctas + cta) * bv // 128, (n * ctas + cta + 1) * bv // 128)
+                    for half in range(warpgroups)
+                ]
+                for j in range(steps):
+                    unit, only = unit_of(j, full, rounds, whole, ctas, cta, bv)
+                    mine += [(unit, half) for half in range(warpgroups) if only in (-1, half)]
+                dealt.update(mine)
+                longest = max(longest, len(mine))
+            every = [(unit, half) for unit in range(units) for half in range(warpgroups)]
+            assert dealt == Counter(every), (units, ctas)
+            assert longest == triton.cdiv(len(every), ctas), (units, ctas)
+
+
+def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> None:
+    assert set(SIZES) == set(hopper_configs.ALL)
+    for config, (B, D) in SIZES.items():
+        samples = 2 if config is LARGE_HALF else 1
+        assert hopper_configs.pick(B, D, samples, "grouped") == config
+
+
+def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
+    variants = ["plain", "rows", "sparse", "stored", "mass", "exact", "element", "element rows"]
+    jobs = [(UP_TO_64, make_job(UP_TO_64, variant)) for variant in variants]
+    jobs += [(UP_TO_64_NARROW, make_job(UP_TO_64_NARROW, "plain"))]
+    plain = check(pool, jobs)[0]
+    logits = UP_TO_64.bh * UP_TO_64.bv / 128  # a thread and tile
+    print(f"{plain.per_tile} instructions a tile, {plain.per_tile / logits:.2f} a logit")
+    assert 6 < plain.per_tile / logits <= 12.5
+
+
+def test_large_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
+    """The class with the most registers a thread: the accumulator takes 128 of 240."""
+    variants = ["plain", "rows", "transforms", "bias", "sparse", "mask", "bits", "stored", "mass", "exact"]
+    check(pool, [(LARGE, make_job(LARGE, variant)) for variant in variants])
+
+
+def test_half_tiles(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
+    variants = ["samples", "samples mass", "element", "element rows"]
+    check(pool, [(LARGE_HALF, make_job(LARGE_HALF, variant)) for variant in variants])
+
+
+def test_fp16(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
+    jobs = [(config, make_job(config, "plain", torch.float16)) for config in (UP_TO_64, LARGE)]
+    check(pool, jobs)
