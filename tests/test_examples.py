@@ -9,22 +9,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
+from fsample_kernels import sample
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(name: str, *arguments: str, gpu: bool = False) -> str:
+def run(name: str, *arguments: str, gpu: bool = False, ranks: int = 1) -> str:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
     if not gpu:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+    many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *(many if ranks > 1 else []), str(ROOT / "examples" / name), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"sample_tokens.py", "engine_step.py", "cuda_graph.py", "real_model.py"}
+    tested = {"sample_tokens.py", "engine_step.py", "cuda_graph.py", "real_model.py", "tensor_parallel.py"}
     assert {file.name for file in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -37,6 +41,18 @@ def test_engine_step_keeps_requests_apart_and_obeys_the_grammar() -> None:
     assert lines[-1] == "the same in other company: True"
     (json_row,) = [line for line in lines if line.strip().startswith("json")]
     assert int(json_row.rsplit(" ", 1)[1]) in range(100, 110)
+
+
+def test_ranks_draw_what_one_draws_from_the_whole_checkpoint(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(4)
+    head = torch.randint(-8, 9, (1000, 16), generator=generator) / 8
+    save_file({"lm_head.weight": head}, tmp_path / "model.safetensors")
+    lines = run("tensor_parallel.py", str(tmp_path), ranks=2).splitlines()
+    hidden = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    for position in range(3):
+        ids = sample(hidden, head, seed=1, position=position).ids[:, 0].tolist()
+        for rank in range(2):
+            assert f"rank {rank}, step {position}: {ids} by reference+candidates" in lines
 
 
 def test_cuda_graph_says_why_it_does_nothing_without_a_gpu() -> None:
