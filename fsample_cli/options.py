@@ -301,8 +301,9 @@ def check_output(format: Format | None, output: Path | None, force: bool) -> Tar
 
 
 def command_line() -> str:
-    """The command as it was typed, for records: `fsample bench --batch 1..256`."""
-    return shlex.join(["fsample", *sys.argv[1:]])
+    """The command as it was typed, for records: `fsample bench --batch 1..256`. Of absolute paths only the name."""
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["fsample", *words])
 
 
 def note(text: str, quiet: bool) -> None:

@@ -125,7 +125,7 @@ def trace(
     with progress_bar(len(run.batches) * len(names), quiet) as (stage, tick):
         traced = traced_run(run, chrome, lambda text: (stage(text), tick())[0])
     settings: dict[str, Json] = {
-        "chrome": str(chrome),
+        "chrome": chrome.name,
         "warmup": warmup,
         "iterations": iterations,
         "temperature": temperature,
@@ -156,7 +156,7 @@ def _under_nsys(nsys: Nsys, chrome: Path, libraries: Path | None, quiet: bool) -
     if report.ranges is None:
         note(f"{report.path} holds no NVTX data: is the nvtx package installed?", quiet)
     return {
-        "nsys_report": str(report.path),
+        "nsys_report": report.path.name,
         "nsys_kernels": report.kernels,
         "nsys_ranges": None if report.ranges is None else dict(report.ranges),
         "nsys_domains": list(report.domains),
