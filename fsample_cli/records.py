@@ -171,6 +171,32 @@ class CompareResult:
 
 
 @dataclass(frozen=True)
+class ReplayResult:
+    """One draw made again in float64. The margin is how far `token` was ahead of `runner_up`.
+
+    `decided` names what the margin is measured in: "logit", "score" and "group" are base-2 logarithms,
+    "member" and "block" shares of the mass. The `given_` fields say the same of an id that differs.
+    """
+
+    sampler: str
+    algorithm: str
+    row: int
+    sample: int
+    position: int
+    token: int  # -1 in a row without a token
+    runner_up: int | None  # the id that the least rounding, in budgets, would give
+    margin: float | None
+    budget: float | None  # what rounding may take of the margin
+    decided: str
+    given: int | None
+    given_margin: float | None  # None also where no rounding gives it
+    given_budget: float | None
+    given_decided: str
+    verdict: str  # "drawn" (nothing to check), "same", "explained" by rounding, "wrong"
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class DoctorResult:
     """One thing that was looked for. `remedy` is the command that brings it."""
 
@@ -210,8 +236,8 @@ class HardwareResult:
 
 
 Result: TypeAlias = (
-    "BenchResult | IoModelResult | TpModelResult | VerifyResult | TraceResult | CompareResult | DoctorResult"
-    " | PresetResult | HardwareResult"
+    "BenchResult | IoModelResult | TpModelResult | VerifyResult | TraceResult | CompareResult | ReplayResult"
+    " | DoctorResult | PresetResult | HardwareResult"
 )
 
 
@@ -234,6 +260,7 @@ class Record:
         "verify": VerifyResult,
         "trace": TraceResult,
         "compare": CompareResult,
+        "replay": ReplayResult,
         "doctor": DoctorResult,
         "presets": PresetResult,
         "hardware": HardwareResult,

@@ -44,6 +44,10 @@ def p_value(value: float | None) -> str:
     return f"{value:.4f}" if value >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
+def significant(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.3g}"
+
+
 def sampler(row: Any) -> str:
     return f"{row.sampler}:{row.algorithm}" if row.algorithm else str(row.sampler)
 
@@ -112,6 +116,17 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("after us", lambda r: microseconds(r.after_us)),
         Column("ratio", lambda r: ratio(r.ratio)),
         Column("95% interval", lambda r: MISSING if r.low is None else f"{ratio(r.low)}..{ratio(r.high)}"),
+        Column("verdict", lambda r: r.verdict, left=True),
+    ),
+    "replay": (
+        SAMPLER,
+        Column("row", lambda r: str(r.row)),
+        Column("token", lambda r: str(r.token)),
+        Column("runner-up", lambda r: MISSING if r.runner_up is None else str(r.runner_up)),
+        Column("margin", lambda r: significant(r.margin)),
+        Column("budget", lambda r: significant(r.budget)),
+        Column("of", lambda r: r.decided or MISSING, left=True),
+        Column("given", lambda r: MISSING if r.given is None else str(r.given)),
         Column("verdict", lambda r: r.verdict, left=True),
     ),
     "doctor": (

@@ -139,9 +139,43 @@ def compare_ids(problem: Problem, ids: Tensor) -> Comparison:
     mismatches = []
     for row, sample in (ids != want).nonzero().tolist():
         got, right = int(ids[row, sample]), int(want[row, sample])
-        margin, budget, decided = _explain(exact, row, sample, got, right, error[row])
-        mismatches.append(Mismatch(row, sample, got, right, margin, budget, decided))
+        mismatches.append(explain(exact, row, sample, got, right, error[row]))
     return Comparison(ids.numel(), tuple(mismatches))
+
+
+def explain(exact: Oracle, row: int, sample: int, got: int, want: int, error: float) -> Mismatch:
+    """How far the oracle's id `want` was ahead of another, and how much of that rounding may take.
+
+    error: bound on the rounding of the row's scaled logits, base 2: `logit_error(problem) * exact.scale`.
+    """
+    margin, budget, decided = _explain(exact, row, sample, got, want, error)
+    return Mismatch(row, sample, got, want, margin, budget, decided)
+
+
+def runner_up(exact: Oracle, row: int, sample: int, want: int, error: float) -> Mismatch | None:
+    """The id beside the oracle's `want` that the least rounding would give, in budgets; None if none can.
+
+    Looked at are the members of the winner's group and the best member of every rival group that counts: of
+    the two best groups, and for noise="online" of the best group of each block.
+    """
+    column = want - exact.base
+    if exact.greedy[row] or exact.problem.noise == "element":
+        scores = exact.x[row] if exact.greedy[row] else exact.element_scores(sample)[row]
+        others = scores.clone()
+        others[column] = -torch.inf
+        found = [int(others.argmax()) + exact.base]
+    else:
+        own = int(noise.group_of(torch.tensor(want)))
+        found = [int(noise.id_of(torch.tensor(own), torch.tensor(j))) for j in range(32)]
+        scores = exact.group_scores(sample)[row].masked_fill(exact.groups == own, -torch.inf)
+        blocks = exact.groups // 128 if exact.problem.noise == "online" else torch.zeros_like(exact.groups)
+        for block in sorted(set(blocks.tolist())):
+            best = exact.groups[scores.masked_fill(blocks != block, -torch.inf).argmax()]
+            member = exact.member_choice(sample, best.expand(exact.x.shape[0]))[row]
+            found.append(int(noise.id_of(best, member)))
+    rivals = [explain(exact, row, sample, got, want, error) for got in found if got != want]
+    possible = [rival for rival in rivals if math.isfinite(rival.margin)]
+    return min(possible, key=lambda rival: rival.margin / max(rival.budget, 1e-300), default=None)
 
 
 def _explain(

@@ -23,7 +23,7 @@ HEAVY = (
     "nvtx",
     "fsample_kernels",
 )
-COMMANDS = ("", "verify", "bench", "io-model", "trace", "compare", "doctor", "presets")
+COMMANDS = ("", "verify", "bench", "io-model", "trace", "compare", "replay", "doctor", "presets")
 PROBE = """
 import sys
 sys.argv = ["fsample", *{args!r}]
