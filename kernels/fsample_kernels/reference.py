@@ -241,9 +241,9 @@ class _LogMass:
         m, s, top = chunk.groups
         new = torch.maximum(self.top, top.double())
         anchor = new.masked_fill(new == -torch.inf, 0.0)
-        self.sum = (
-            self.sum * torch.exp2(self.top - anchor) + (s * torch.exp2(m - anchor.float())).sum(0).double()
-        )
+        # A group without mass has m = 0, above an anchor far below 0: 0 * exp2(inf) would be NaN.
+        share = torch.exp2((m - anchor.float()).clamp(max=0.0))
+        self.sum = self.sum * torch.exp2(self.top - anchor) + (s * share).sum(0).double()
         self.top = new
 
     def log2(self) -> Tensor:

@@ -446,9 +446,9 @@ def _flag(name: str, value: object) -> bool:
     raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def _choice(name: str, value: str, choices: tuple[Choice, ...]) -> Choice:
+def _choice(name: str, value: object, choices: tuple[Choice, ...]) -> Choice:
     for choice in choices:
-        if choice == value:
+        if isinstance(value, str) and choice == value:  # an array would be compared entry by entry
             return choice
     raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
 

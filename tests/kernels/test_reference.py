@@ -207,6 +207,21 @@ def test_non_finite_logits(algorithm: Noise) -> None:
     assert result.logprob.isnan().any(1).tolist() == [False, True, True, False, True]
 
 
+@pytest.mark.parametrize("algorithm", ["grouped", "element", "online"])
+def test_groups_without_mass_beside_very_low_logits(algorithm: Noise) -> None:
+    mask = torch.arange(5000) >= 4096
+    for value in (-60.0, -120.0, -3e4):  # 2**-x leaves fp32 from the second on
+        for given, allowed in ((None, 5000), (mask, 904)):
+            result = sample_logits(
+                torch.full((1, 5000), value), seed=0, mask=given, noise=algorithm, num_samples=3,
+                want_lse=True, want_logprob=True,
+            )  # fmt: skip
+            assert result.lse is not None and result.logprob is not None
+            assert result.lse.item() == pytest.approx(value + math.log(allowed), rel=1e-6)
+            assert result.logprob[0].tolist() == pytest.approx([-math.log(allowed)] * 3, rel=1e-5)
+            assert (result.ids >= 5000 - allowed).all()
+
+
 def test_huge_logits_and_tiny_temperatures() -> None:
     logits = torch.tensor([[1e38, 9e37, -1e38], [1.0, 0.0, -3e38], [-1e30, -2e30, -3e38]])
     for temperature in (1.0, 1e-30, 1e-42, 1e-300):

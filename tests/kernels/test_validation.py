@@ -95,6 +95,7 @@ def refused(call: Callable[[], object], *parts: object) -> None:
         ({"vocab_size": V + 1}, ["vocab_size", f"V = {V}", V + 1]),
         ({"noise": "gumbel"}, ["noise", "grouped, element, online", "gumbel"]),
         ({"math": "sloppy"}, ["math", "fast, exact", "sloppy"]),
+        ({"math": torch.zeros(2).numpy()}, ["math", "fast, exact", "array"]),
         ({"implementation": "cuda"}, ["implementation", "auto, reference, triton, hopper", "cuda"]),
         ({"want_lse": 1}, ["want_lse", "True or False"]),
     ],
