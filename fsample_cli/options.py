@@ -301,7 +301,7 @@ def check_output(format: Format | None, output: Path | None, force: bool) -> Tar
 
 
 def command_line() -> str:
-    """The command as it was typed, for records: `fsample bench --batch 1..256`. Of absolute paths only the name."""
+    """The command as typed, for records: `fsample bench --batch 1..256`; of absolute paths only the name."""
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     return shlex.join(["fsample", *words])
 
