@@ -1,4 +1,4 @@
-"""The pages keep what they promise: their Python runs, their links lead somewhere, their records can be read."""
+"""The pages keep what they promise: their Python runs, their links lead somewhere, their records are read."""
 
 from __future__ import annotations
 
