@@ -121,10 +121,10 @@ def logit_error(problem: Problem) -> Tensor:
         error = torch.zeros(problem.num_rows, dtype=torch.float64, device=problem.logits.device)
     else:
         squares = problem.hidden.double().square()
-        size = torch.stack(
-            [(squares @ part.double().square().t()).amax(1) for part in torch.split(problem.weight, 8192)]
-        )
-        error = 8 * 2.0**-24 * math.sqrt(problem.weight.shape[1]) * size.nan_to_num(0, 0).amax(0).sqrt()
+        sizes = (squares @ part.double().square().t() for part in torch.split(problem.weight, 8192))
+        # a NaN or infinite weight leaves the other ids of the row their budget
+        size = torch.stack([part.nan_to_num(0, 0).amax(1) for part in sizes]).amax(0)
+        error = 8 * 2.0**-24 * math.sqrt(problem.weight.shape[1]) * size.sqrt()
     error = error * abs(problem.logit_scale)
     return error if problem.softcap is None else error + 2.0**-22 * problem.softcap
 
