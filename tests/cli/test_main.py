@@ -41,7 +41,9 @@ def test_help_version_and_bare_call(fsample: Fsample) -> None:
     assert bare.code == 0 and bare.out == fsample("--help").out
 
 
-@pytest.mark.parametrize("command", ["verify", "bench", "io-model", "trace", "compare", "replay", "doctor", "presets"])
+@pytest.mark.parametrize(
+    "command", ["verify", "bench", "io-model", "trace", "compare", "replay", "doctor", "presets"]
+)
 def test_every_command_has_help(fsample: Fsample, command: str) -> None:
     done = fsample(command, "--help")
     assert done.code == 0 and f"fsample {command} [OPTIONS]" in done.out and done.err == ""
