@@ -23,6 +23,7 @@ from fsample_cli.records import (
     Environment,
     IoModelResult,
     Record,
+    ReplayResult,
     TraceResult,
     VerifyResult,
 )
@@ -101,6 +102,8 @@ ROWS: dict[str, Any] = {
     "trace": TraceResult("fused kernel", "fused", "grouped", 256, "lm_head_sample", 25, 152345.0, 6093.8,
                          0.975),
     "compare": CompareResult("multinomial-eager", None, 1024, 1234567.0, 1.0, 1.05, 1.01, 1.07, "regression"),
+    "replay": ReplayResult("fused", "grouped", 255, 0, 7, 151935, 149999, 0.0488, 3.99e-05, "member", 151934,
+                           1.5, 3.99e-05, "group", "explained"),
     "doctor": DoctorResult("package", "flashinfer-python", "missing", "not installed", "pip install x"),
 }  # fmt: skip
 
@@ -217,3 +220,22 @@ def test_a_closed_pipe_is_told_apart(child_env: dict[str, str]) -> None:
     process.stderr.close()
     process.wait()
     assert "OutputClosed" in error and "BrokenPipeError" not in error.replace("OutputClosed", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+def test_a_full_disk_behind_stdout_is_one_line(child_env: dict[str, str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fsample_cli", "presets"],
+            env=child_env, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "fsample: stdout cannot be written: No space left on device; free it and run again\n"
+
+
+def test_closed_streams_are_no_bug_and_keep_apart(child_env: dict[str, str]) -> None:
+    """`>&-` loses the result and nothing else; `2>&-` puts no error line on stdout."""
+    fsample = f"{sys.executable} -m fsample_cli"
+    command = f"{fsample} presets >&- && {fsample} presets --preset nope 2>&-"
+    done = subprocess.run(["bash", "-c", command], env=child_env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

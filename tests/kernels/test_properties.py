@@ -317,8 +317,12 @@ def test_the_checks_can_fail() -> None:
     call = Call({"logits": torch.zeros(2, 9)}, {"seed": 1, "softcap": -1}, frozenset({"softcap"}))
     with pytest.raises(AssertionError):
         check_refusal("position must be in [0, 2**32)", call)
-    with pytest.raises(TypeError):
-        check(lambda **arguments: len(arguments["seed"]), call)
+
+    def crash(**arguments: Any) -> SampleResult:
+        raise TypeError("no ValueError")
+
+    with pytest.raises(TypeError, match="no ValueError"):
+        check(crash, call)
     fair = Call({"logits": torch.randn(2, 9)}, {"seed": 1, "num_samples": 4}, frozenset())
     for spoil in (lambda ids: ids + 9, lambda ids: ids * 0 - 1, lambda ids: (ids + 1) % 9):
 
