@@ -1,6 +1,9 @@
 # make demo      set up, then see fsample work: on the GPU when there is one, on the CPU otherwise
 # make test      set up, then lint, types and the whole CPU test suite
 # make gpu-test  set up, then the tests that need a GPU
+# make format    lay the code out as `make test` wants it
+# make tables    README's tables and outputs, from the records under profiles/
+# make image     README's picture of the terminal, from the same records
 #
 # All are safe to repeat and touch nothing outside this folder. PYTHON=python3.12 chooses the interpreter to
 # start from; NO_INSTALL=1 takes it as it is, for a machine without network that has the packages already.
@@ -61,11 +64,9 @@ wheel-test: $(call ready_for,dev)
 	$(python) -m build --wheel --outdir build/wheel-test/dist . >/dev/null
 	.ci/try-wheel $(python) build/wheel-test
 
-# README's and profiles/README.md's tables, from the records under profiles/.
 tables: $(call ready_for,demo)
 	$(python) profiles/tables.py
 
-# README's picture of the terminal, from a run made now.
 image: $(call ready_for,demo)
 	$(python) profiles/terminal_image.py
 
