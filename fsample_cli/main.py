@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -53,6 +54,9 @@ def fsample(
 
 def main() -> NoReturn:
     """Run on `sys.argv` and exit: 0 success, 1 a check failed, 2 the request cannot be met."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the shell, as in `2>&-`; print would fall back on stdout
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     sys.exit(_run())
 
 

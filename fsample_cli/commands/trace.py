@@ -41,7 +41,7 @@ from fsample_cli.options import (
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Json, Record
-from fsample_cli.reporters import check_target, write_report
+from fsample_cli.reporters import check_file, write_report
 from fsample_cli.workloads import PRESETS
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def trace(
         raise UsageError("--nsys needs a GPU: a report without a kernel is worth nothing", "use --no-nsys")
     if nsys and found is None:
         raise MissingError("--nsys: no nsys on the PATH, under /opt/nvidia or /usr/local", INSTALL)
-    check_target("json", chrome, force)
+    check_file(chrome, force, "--chrome")
 
     with progress_bar(len(run.batches) * len(names), quiet) as (stage, tick):
         traced = traced_run(run, chrome, lambda text: (stage(text), tick())[0])

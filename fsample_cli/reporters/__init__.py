@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fsample_cli.errors import InputError, OutputClosed, UsageError
 from fsample_cli.records import Record
@@ -30,7 +31,7 @@ def check_target(format: str | None, output: Path | None, force: bool) -> Target
     if output is None or str(output) == "-":
         return Target(format or "table")
     if output.is_dir():
-        raise UsageError(f"--output must be a file, got the folder {output}", f"try {output / 'result.json'}")
+        _refuse_folder(output, "--output")
     by_suffix = SUFFIXES.get(output.suffix.lower())
     if format is None and by_suffix is None:
         raise UsageError(
@@ -39,19 +40,22 @@ def check_target(format: str | None, output: Path | None, force: bool) -> Target
         )
     if format is not None and by_suffix not in (None, format):
         raise UsageError(f"--format {format} does not fit the suffix of --output {output}", "drop --format")
-    _check_writable(output, force)
+    check_file(output, force)
     return Target(format or by_suffix or "table", output)
 
 
-def _check_writable(output: Path, force: bool) -> None:
+def check_file(output: Path, force: bool, option: str = "--output") -> None:
+    """That `output`, given by `option`, can be written, found by trying in its folder. Raises UsageError."""
+    if output.is_dir():
+        _refuse_folder(output, option)
     if output.exists():
         if not output.is_file():  # /dev/null, a named pipe: nothing is lost by writing
             return
         if not force:
-            raise UsageError(f"--output {output} exists", "add --force to overwrite it, or give another name")
+            raise UsageError(f"{option} {output} exists", "add --force to overwrite it, or give another name")
     folder = output.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"--output needs a folder that exists, got {output}", f"make {folder} first")
+        raise UsageError(f"{option} needs a folder that exists, got {output}", f"make {folder} first")
     import tempfile
 
     try:
@@ -60,9 +64,13 @@ def _check_writable(output: Path, force: bool) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"--output must be in a folder that can be written, got {output} ({error.strerror})",
+            f"{option} must be in a folder that can be written, got {output} ({error.strerror})",
             "choose another",
         ) from None
+
+
+def _refuse_folder(output: Path, option: str) -> NoReturn:
+    raise UsageError(f"{option} must be a file, got the folder {output}", f"try {output / 'result.json'}")
 
 
 def render(record: Record, format: str) -> str:
@@ -123,7 +131,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def write_stdout(text: str) -> None:
-    """Write and flush; a character that stdout cannot carry becomes '?'. Raises OutputClosed."""
+    """Write and flush; a character that stdout cannot carry becomes '?'. Raises OutputClosed, InputError."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
@@ -131,6 +139,9 @@ def write_stdout(text: str) -> None:
     except BrokenPipeError:
         close_stdout()
         raise OutputClosed("stdout was closed") from None
+    except OSError as error:  # a full disk behind `> file`
+        close_stdout()
+        raise InputError(f"stdout cannot be written: {error.strerror}", "free it, run again") from None
 
 
 def close_stdout() -> None:

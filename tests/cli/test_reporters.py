@@ -230,7 +230,7 @@ def test_a_full_disk_behind_stdout_is_one_line(child_env: dict[str, str]) -> Non
             env=child_env, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "fsample: stdout cannot be written: No space left on device; free it and run again\n"
+    assert done.stderr == "fsample: stdout cannot be written: No space left on device; free it, run again\n"
 
 
 def test_closed_streams_are_no_bug_and_keep_apart(child_env: dict[str, str]) -> None:

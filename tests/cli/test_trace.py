@@ -71,6 +71,11 @@ def test_an_existing_trace_is_kept_without_force(fsample: Fsample, tmp_path: Pat
     chrome.write_text("mine")
     done = fsample("trace", *TINY, "--sampler", "gemm", "--chrome", chrome)
     assert done.code == 2 and "--force" in done.error and chrome.read_text() == "mine"
+    assert f"--chrome {chrome}" in done.error  # not --output, which was not given
+    done = fsample("trace", *TINY, "--chrome", tmp_path / "none" / "out.json")
+    assert done.code == 2 and "--chrome needs a folder" in done.error
+    done = fsample("trace", *TINY, "--chrome", tmp_path)
+    assert done.code == 2 and "--chrome must be a file" in done.error
     assert fsample("trace", *TINY, "--sampler", "gemm", "--chrome", chrome, "--force").code == 0
 
 
