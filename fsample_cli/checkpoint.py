@@ -47,7 +47,10 @@ def find_head(path: Path) -> Head:
     Reads headers and config.json, no weights. Raises InputError.
     """
     if not path.exists():
-        raise InputError(f"--checkpoint must be a folder or a .safetensors file, {path} does not exist")
+        raise InputError(
+            f"--checkpoint must be a folder or a .safetensors file, {path} does not exist",
+            "give the folder that holds the model's config.json",
+        )
     folder = path if path.is_dir() else path.parent
     files = _files_by_tensor(path)
     config = _read_config(folder / "config.json")
@@ -105,7 +108,8 @@ def load_states(path: Path, dtype: str, device: str) -> Tensor:
     else:
         tensor = _load(path, _states_entry(path)[0], dtype, device)
     if not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"--states must hold finite numbers in {dtype}, {path} does not", "try --dtype fp32")
+        hint = "drop the rows that hold NaN or inf" if dtype == "fp32" else "try --dtype fp32"
+        raise InputError(f"--states must hold finite numbers in {dtype}, {path} does not", hint)
     return tensor
 
 
@@ -255,7 +259,11 @@ def _logit_scale(config: dict[str, Any], folder: Path) -> float:
 
 def _check_states_file(path: Path) -> None:
     if not path.is_file():
-        raise InputError(f"--states must be a .safetensors or .npy file, {path} is none")
+        raise InputError(
+            f"--states must be a .safetensors or .npy file, {path} "
+            + ("is none" if path.exists() else "does not exist"),
+            "numpy.save writes one",
+        )
     if path.suffix not in (".npy", ".safetensors"):
         raise InputError(f"--states must be a .safetensors or .npy file, got {path}", "numpy.save writes one")
 

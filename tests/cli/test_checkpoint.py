@@ -196,12 +196,14 @@ def test_unusable_states(tmp_path: Path) -> None:
         "flat.npy": r"\[N, D\]", "none.npy": r"\[N, D\]", "ids.npy": "floating numbers, got int64",
         "nan.npy": "finite numbers", "big.npy": "finite numbers in fp16", "objects.npy": "not a .npy file",
         "text.npy": "not a .npy file",
-        "two.safetensors": "a tensor hidden_states or one tensor", "gone.npy": "is none",
+        "two.safetensors": "a tensor hidden_states or one tensor", "gone.npy": "does not exist",
     }  # fmt: skip
     for name, words in cases.items():
         with pytest.raises(InputError, match=words) as error:
             checkpoint.load_states(tmp_path / name, "fp16", "cpu")
         assert "--states" in str(error.value) and name in str(error.value)
+    with pytest.raises(InputError, match="drop the rows"):  # a wider dtype would not help
+        checkpoint.load_states(tmp_path / "nan.npy", "fp32", "cpu")
 
 
 def test_inputs_from_files(tmp_path: Path) -> None:
