@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,22 @@ def load(name: str, transform: Transform = IDENTITY) -> User:
         raise UsageError(
             f"--sampler {name}: {source} has no function {attribute!r}", hint=f"define it there: {SIGNATURE}"
         )
+    _check_signature(name, function)
     return User(name, function, transform)
+
+
+def _check_signature(name: str, function: Callable[..., Tensor]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some compiled functions do not tell theirs
+        return
+    try:
+        signature.bind(None, None, None, None)
+    except TypeError as error:
+        raise UsageError(
+            f"--sampler {name}: must take four arguments, {signature} does not ({error})",
+            hint=f"write it as {SIGNATURE}",
+        ) from None
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -199,6 +199,14 @@ def test_a_users_function_that_is_not_there_is_named(mine: Path) -> None:
         samplers.load("no_such_module:draw")
 
 
+def test_a_users_function_takes_four_arguments(mine: Path) -> None:
+    with mine.open("a") as file:
+        file.write("\ndef few(hidden, weight): ...\ndef many(*args): ...\n")
+    with pytest.raises(UsageError, match=r"few: must take four arguments, \(hidden, weight\) does not"):
+        samplers.load(f"{mine}:few")
+    assert samplers.load(f"{mine}:many").draws
+
+
 def test_a_users_function_cannot_know_a_softcap(mine: Path) -> None:
     hidden, weight = tensors()
     with pytest.raises(ShapeUnsupported, match="soft-cap"):
