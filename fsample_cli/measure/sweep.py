@@ -126,6 +126,8 @@ def _admit(
             seed=settings.seed,
         )
     except (SamplerUnavailable, ShapeUnsupported) as error:
+        if samplers.is_user_function(name):  # it breaks its signature, on a head that has no transform
+            raise
         return Contender(name, sampler, team.agree(_why(sampler, error)))
     return Contender(
         name, sampler, team.agree("" if verdict.passed else f"failed its gate: {verdict.reason}")

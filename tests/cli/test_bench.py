@@ -116,6 +116,8 @@ def frozen(hidden, weight, temperature, seed):
 def never_rarest(hidden, weight, temperature, seed):
     logits = hidden @ weight.T / temperature
     return _draw(logits.masked_fill(logits < logits.median(), float("-inf")), seed)
+def nothing(hidden, weight, temperature, seed):
+    return None
 def compiles_late(hidden, weight, temperature, seed):
     global CALLS
     CALLS += 1
@@ -152,6 +154,12 @@ def test_no_number_for_a_sampler_that_draws_wrong_tokens(fsample: Fsample, mine:
     assert right["median_us"] > 0
     assert wrong["note"].startswith("failed its gate")
     assert wrong["median_us"] is None and wrong["speedup"] is None and wrong["samples_us"] == []
+
+
+def test_a_function_that_returns_no_ids_ends_the_run_before_any_timing(fsample: Fsample, mine: Path) -> None:
+    done = fsample("bench", *TINY, "--batch", 4, "--sampler", f"gemm,{mine}:nothing")
+    assert (done.code, done.out) == (2, "")
+    assert "must return a tensor of ids, got NoneType" in done.err
 
 
 def test_a_compilation_inside_the_timed_section_fails_the_run(fsample: Fsample, mine: Path) -> None:
