@@ -302,8 +302,12 @@ def check_output(format: Format | None, output: Path | None, force: bool) -> Tar
 
 def command_line() -> str:
     """The command as typed, for records: `fsample bench --batch 1..256`; of absolute paths only the name."""
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    return shlex.join(["fsample", *words])
+    return shlex.join(["fsample", *[without_folders(word) for word in sys.argv[1:]]])
+
+
+def without_folders(word: str) -> str:
+    """The word as records show it: of an absolute path only the name, for folders are the machine's own."""
+    return Path(word).name if word.startswith("/") else word
 
 
 def note(text: str, quiet: bool) -> None:

@@ -19,6 +19,7 @@ from fsample_cli.options import (
     check_output,
     command_line,
     note,
+    without_folders,
 )
 from fsample_cli.records import CompareResult, Record
 from fsample_cli.reporters import write_report
@@ -78,7 +79,8 @@ def compare(
         )
     record = Record(
         "compare", command_line(), new.environment, new.workload, tuple(results),
-        {"before": str(before), "after": str(after), "threshold": threshold, "confidence": CONFIDENCE,
+        {"before": without_folders(str(before)), "after": without_folders(str(after)),
+         "threshold": threshold, "confidence": CONFIDENCE,
          "resamples": RESAMPLES, "seed": seed, "unlike": warnings},
     )  # fmt: skip
     write_report(record, target)

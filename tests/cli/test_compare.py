@@ -91,7 +91,9 @@ def test_exit_codes_and_formats(tmp_path: Path, fsample: Fsample) -> None:
     assert fsample("compare", before, before).code == 0
     done = fsample("compare", before, slower, "--format", "json")
     assert done.code == 1 and done.err == ""
-    (result,) = Record.from_dict(json.loads(done.out)).results
+    compared = Record.from_dict(json.loads(done.out))
+    (result,) = compared.results
+    assert (compared.settings["before"], compared.settings["after"]) == ("a.json", "b.json")  # no folders
     assert result.verdict == "regression" and result.low < 1.2 < result.high
     assert fsample("compare", before, slower, "--threshold", "0.3").code == 0
     assert fsample("compare", slower, before).code == 0  # faster is no regression
