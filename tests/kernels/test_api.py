@@ -29,6 +29,16 @@ def test_examples_in_the_docstrings_run(module: Any) -> None:
     assert result.attempted > 2 and result.failed == 0
 
 
+@pytest.mark.parametrize("option", ["top_k", "top_p", "min_p", "probs"])
+def test_what_the_library_does_not_offer_is_refused_by_name(option: str) -> None:
+    hidden, weight = head(1, 4, 16)
+    wanted: dict[str, Any] = {option: 1}
+    with pytest.raises(TypeError, match=option):
+        sample(hidden, weight, seed=17, **wanted)
+    with pytest.raises(TypeError, match=option):
+        sample_logits(weight, seed=17, **wanted)
+
+
 def test_only_the_fields_asked_for() -> None:
     hidden, weight = head(3, 200, 16)
     plain = sample(hidden, weight, seed=1, num_samples=2)
