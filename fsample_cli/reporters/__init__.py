@@ -11,7 +11,6 @@ from typing import NoReturn
 from fsample_cli.errors import InputError, OutputClosed, UsageError
 from fsample_cli.records import Record
 
-FORMATS = ("table", "json", "csv", "markdown")
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".txt": "table"}
 
 
