@@ -71,6 +71,21 @@ class Code:
     opcodes: Counter[str]
     per_tile: int
 
+    @property
+    def shapes(self) -> set[str]:
+        return {name.split(".")[1] for name in self.opcodes if name.startswith("HGMMA")}
+
+    @property
+    def loads(self) -> int:
+        return sum(n for name, n in self.opcodes.items() if name.startswith("UTMALDG"))
+
+
+def summary(code: Code) -> str:
+    return (
+        f"{code.label:<28} registers {code.registers}  spills {code.spills}  shared {code.shared}  "
+        f"instructions {code.opcodes.total()}  HGMMA {sorted(code.shapes)}  UTMALDG {code.loads}"
+    )
+
 
 class Launched(Exception):
     """Ends the launcher where the kernel would start."""
@@ -222,15 +237,14 @@ def read_sass(text: str) -> list[Step]:
     return steps
 
 
-def reach(following: Sequence[Sequence[int]], start: int) -> dict[int, int]:
-    """Fewest instructions to each that can come after."""
+def reach(following: Sequence[Sequence[int]], start: int, limit: int = 10**6) -> dict[int, int]:
+    """Fewest instructions to each that can come after, where that is no more than the limit."""
     found: dict[int, int] = {}
-    frontier = {start}
-    for length in range(1, len(following)):
-        frontier = {n for s in frontier for n in following[s] if n < len(following)} - found.keys()
+    frontier, length = {start}, 0
+    while frontier and length < limit:
+        length += 1
+        frontier = {n for s in frontier for n in following[s] if n < len(following) and n not in found}
         found.update(dict.fromkeys(frontier, length))
-        if not frontier:
-            break
     return found
 
 
@@ -245,7 +259,7 @@ def loop_over_d(steps: list[Step]) -> set[int]:
     inside: set[int] = set()
     for number, step in enumerate(steps):
         if step.opcode.startswith("HGMMA"):
-            forward, backward = reach(after, number), reach(before, number)
+            forward, backward = reach(after, number, 300), reach(before, number, 300)
             inside |= {n for n, length in forward.items() if length + backward.get(n, 300) < 300}
     return inside
 
@@ -276,30 +290,33 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecut
 
 
 # Loads and stores of local memory that a variant of LARGE may hold, where half of a thread's registers are
-# the accumulator: bias and mask compute an address a logit. None is in the loop over D, and what these
-# variants read from their tables costs more.
-MAY_SPILL = {"transforms": 64, "bias": 256, "mask": 256}
-# triton 3.9 keeps some of the kernel's numbers in local memory and reads them once a tile
-MAY_SPILL_LATER = 32
+# the accumulator: a mask, as a dense bias, computes an address a logit. None is in the loop over D, and what
+# the mask reads costs more. triton 3.9 also keeps some of the kernel's numbers in local memory, and reads
+# them once a tile.
+MAY_SPILL = {"transforms": 64, "mask": 256}
+MAY_SPILL_LATER = {"transforms": 96, "mask": 512}
 
 
 def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> list[Code]:
     """Compile, print a table, and check what holds for every variant."""
     codes = list(pool.map(compile_job, [job for _, job in jobs]))
+    print(*map(summary, codes), sep="\n")
     for (config, job), code in zip(jobs, codes, strict=True):
-        shapes = {name.split(".")[1] for name in code.opcodes if name.startswith("HGMMA")}
-        loads = sum(n for name, n in code.opcodes.items() if name.startswith("UTMALDG"))
-        line = f"{code.label:<32} registers {code.registers}  spills {code.spills}  shared {code.shared}"
-        print(f"{line}  instructions {code.opcodes.total()}  HGMMA {sorted(shapes)}  UTMALDG {loads}")
+        line = summary(code)
         assert job.constants["BV"] == config.bv and job.constants["STAGES"] == config.stages
         assert code.registers == hopper_sample.MAX_REGISTERS, line  # else the split of setmaxnreg is ignored
         assert code.shared <= SHARED, line
         assert code.spills_in_loop == 0, line
-        spills = MAY_SPILL.get(code.label.rpartition(", ")[2], 0) if config is LARGE else 0
-        assert code.spills <= spills + (0 if triton.__version__.startswith("3.6.") else MAY_SPILL_LATER), line
+        variant = code.label.rpartition(", ")[2]
+        if config is not LARGE:
+            assert code.spills == 0, line
+        elif triton.__version__.startswith("3.6."):
+            assert code.spills <= MAY_SPILL.get(variant, 0), line
+        else:
+            assert code.spills <= MAY_SPILL_LATER.get(variant, 32), line
         # a tile of BV ids and the single units of 128
-        assert shapes == {f"64x{n}x16" for n in {config.bv, 128}}, line
-        assert loads >= 1 + config.bh // config.box, line
+        assert code.shapes == {f"64x{n}x16" for n in {config.bv, 128}}, line
+        assert code.loads >= 1 + config.bh // config.box, line
     return codes
 
 
@@ -341,7 +358,7 @@ def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> Non
 
 
 def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
-    variants = ["plain", "rows", "sparse", "stored", "mass", "exact", "element", "element rows"]
+    variants = ["plain", "rows", "bias", "sparse", "stored", "mass", "exact", "element", "element rows"]
     jobs = [(UP_TO_64, make_job(UP_TO_64, variant)) for variant in variants]
     jobs += [(UP_TO_64_NARROW, make_job(UP_TO_64_NARROW, "plain"))]
     plain = check(pool, jobs)[0]
@@ -352,7 +369,7 @@ def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) 
 
 def test_large_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
     """The class with the most registers a thread: the accumulator takes 128 of 240."""
-    variants = ["plain", "rows", "transforms", "bias", "sparse", "mask", "bits", "stored", "mass", "exact"]
+    variants = ["plain", "rows", "transforms", "sparse", "mask", "bits", "stored", "mass", "exact"]
     check(pool, [(LARGE, make_job(LARGE, variant)) for variant in variants])
 
 
@@ -362,5 +379,5 @@ def test_half_tiles(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> 
 
 
 def test_fp16(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
-    jobs = [(config, make_job(config, "plain", torch.float16)) for config in (UP_TO_64, LARGE)]
+    jobs = [(config, make_job(config, "plain", torch.float16)) for config in (UP_TO_64, LARGE_HALF)]
     check(pool, jobs)
