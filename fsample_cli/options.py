@@ -16,6 +16,7 @@ import typer
 
 from fsample_cli import checkpoint as checkpoints
 from fsample_cli.errors import MissingError, UsageError
+from fsample_cli.records import without_folders
 from fsample_cli.reporters import Target, check_target
 from fsample_cli.workloads import DTYPES, PRESETS, Workload, find_preset
 
@@ -303,11 +304,6 @@ def check_output(format: Format | None, output: Path | None, force: bool) -> Tar
 def command_line() -> str:
     """The command as typed, for records: `fsample bench --batch 1..256`; of absolute paths only the name."""
     return shlex.join(["fsample", *[without_folders(word) for word in sys.argv[1:]]])
-
-
-def without_folders(word: str) -> str:
-    """The word as records show it: of an absolute path only the name, for folders are the machine's own."""
-    return Path(word).name if word.startswith("/") else word
 
 
 def note(text: str, quiet: bool) -> None:

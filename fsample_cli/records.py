@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fsample_cli.errors import InputError
@@ -273,7 +274,7 @@ class Record:
             "kind": self.kind,
             "command": self.command,
             "environment": None if self.environment is None else _plain(dataclasses.asdict(self.environment)),
-            "workload": None if self.workload is None else _plain(dataclasses.asdict(self.workload)),
+            "workload": None if self.workload is None else _shown(self.workload),
             "settings": _plain(self.settings),
             "results": [_plain(dataclasses.asdict(row)) for row in self.results],
         }
@@ -328,6 +329,25 @@ class Record:
         whole = self.to_dict()
         frame.attrs = {name: whole[name] for name in ("kind", "command", "environment", "settings")}
         return frame
+
+
+def without_folders(word: str) -> str:
+    """The word as records show it: of an absolute path only the name, for folders are the machine's own.
+
+    `/home/me/head.safetensors` is `head.safetensors`, `--output=/tmp/a.json` is `--output=a.json`.
+    """
+    option, equals, value = word.partition("=")
+    if option.startswith("--") and equals:
+        return f"{option}={without_folders(value)}"
+    return PurePath(word).name if word.startswith("/") else word
+
+
+def _shown(workload: Workload) -> dict[str, Any]:
+    files = {
+        name: value if value is None else without_folders(value)
+        for name, value in (("checkpoint", workload.checkpoint), ("states", workload.states))
+    }
+    return dict(_plain({**dataclasses.asdict(workload), **files}))
 
 
 def _plain(value: Any) -> Any:

@@ -19,9 +19,8 @@ from fsample_cli.options import (
     check_output,
     command_line,
     note,
-    without_folders,
 )
-from fsample_cli.records import CompareResult, Record
+from fsample_cli.records import CompareResult, Record, without_folders
 from fsample_cli.reporters import write_report
 
 if TYPE_CHECKING:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from fsample_cli.errors import InputError
-from fsample_cli.records import BenchResult, DoctorResult, Environment, IoModelResult, Record, VerifyResult
+from fsample_cli.records import (
+    BenchResult,
+    DoctorResult,
+    Environment,
+    IoModelResult,
+    Record,
+    VerifyResult,
+    without_folders,
+)
 from fsample_cli.reporters import render
 from fsample_cli.workloads import PRESETS
 
@@ -60,6 +68,16 @@ def strict(text: str) -> Any:
 )  # fmt: skip
 def test_round_trip(record: Record) -> None:
     assert Record.from_dict(strict(render(record, "json"))) == record
+
+
+def test_folders_of_the_machine_stay_out() -> None:
+    assert RECORD.workload is not None
+    workload = replace(RECORD.workload, checkpoint="/home/me/model", states="runs/states.npy")
+    data = strict(render(replace(RECORD, workload=workload), "json"))["workload"]
+    assert (data["checkpoint"], data["states"]) == ("model", "runs/states.npy")
+    assert without_folders("--output=/tmp/a.json") == "--output=a.json"
+    assert without_folders("/a/b.py:f") == "b.py:f"
+    assert without_folders("--batch=1..4") == "--batch=1..4" and without_folders("a/b") == "a/b"
 
 
 def test_schema_of_the_issue() -> None:
