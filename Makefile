@@ -43,7 +43,7 @@ demo: $(call ready_for,demo)
 	$(fsample) io-model
 
 test: $(call ready_for,dev) lint
-	$(python) -m pytest --durations=15 $(ARGS)
+	OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist loadfile --durations=15 $(ARGS)
 
 gpu-test: $(call ready_for,dev)
 	@test -n "$(GPU)" || { echo "gpu-test: nvidia-smi shows no NVIDIA GPU here; run it on a machine with one" >&2; exit 1; }
