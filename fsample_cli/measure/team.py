@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -74,13 +75,18 @@ def team_of(place: Place | None, device: str) -> Iterator[Solo]:
     if place is None:
         yield SOLO
         return
+    own = None
     if device == "cuda":
         if place.local_rank >= torch.cuda.device_count():
             raise MissingError(
                 f"--tp {place.size} needs a GPU for each rank, found {torch.cuda.device_count()}",
                 "--device cpu runs any number of ranks",
             )
-        torch.cuda.set_device(place.local_rank)
+        # No multicast over NVLink: a process that dies with it in use can take a shared host out of service.
+        for name, value in (("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")):
+            os.environ.setdefault(name, value)
+        own = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(own)
     else:
         torch.set_num_threads(max(1, torch.get_num_threads() // place.size))
     dist.init_process_group(
@@ -89,6 +95,7 @@ def team_of(place: Place | None, device: str) -> Iterator[Solo]:
         rank=place.rank,
         world_size=place.size,
         timeout=TIMEOUT,
+        device_id=own,
     )
     try:
         yield Ranks(place)

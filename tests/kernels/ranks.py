@@ -6,6 +6,7 @@ Processes are forked from a server that has imported torch already, so that eigh
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import tempfile
 import time
@@ -58,14 +59,19 @@ def run_ranks(
 
 def _rank(rank: int, size: int, folder: str, timeout_s: float, backend: str, packed: bytes) -> None:
     torch.set_num_threads(1)
+    device = None
     if backend == "nccl":
-        torch.cuda.set_device(rank)
+        # No multicast over NVLink: a process that dies with it in use can take a shared host out of service.
+        os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout_s),
+        device_id=device,
     )
     job, arguments = pickle.loads(packed)
     try:

@@ -26,7 +26,7 @@ class Link:
     """
 
     def __init__(self, team: Team, device: torch.device, num_words: int) -> None:
-        # torch 2.11 and newer let a barrier use NVLink multicast where there is any; no shared host should.
+        # torch maps NVLink multicast where there is any, and lets a barrier use it; no shared host should.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         import torch.distributed._symmetric_memory as symmetric
 
@@ -43,11 +43,14 @@ class Link:
             [1, 0], dtype=torch.int64, device=device
         )  # epoch 0 is in the zeroed buffers
         self.status = torch.zeros(2, dtype=torch.int64, pin_memory=True)
-        # Every buffer is empty before the first word is sent, and the kernel compiled while nobody waits.
+        # Every buffer is empty before the first word is sent, and the kernel compiled before anybody waits.
+        word = torch.zeros(1, dtype=torch.int64, device=device)
+        for best in (False, True):
+            self._exchange(word, word, best, only_compile=True)
         torch.cuda.synchronize(device)
         dist.barrier(team.group)
-        self.gather(torch.zeros(1, dtype=torch.int64, device=device))
-        self.best_ids(torch.zeros(1, dtype=torch.int64, device=device))
+        self.gather(word)
+        self.best_ids(word)
         torch.cuda.synchronize(device)
         self.check()
 
@@ -63,11 +66,11 @@ class Link:
         self._exchange(keys, ids, best=True)
         return ids
 
-    def _exchange(self, words: Tensor, out: Tensor, best: bool) -> None:
+    def _exchange(self, words: Tensor, out: Tensor, best: bool, only_compile: bool = False) -> None:
         self.check()
         exchange.exchange(
             words.contiguous(), out, self.peers, self.state, self.status.data_ptr(), self.team.rank,
-            self.team.size, self.capacity, int(LIMIT_S * 1e9), best,
+            self.team.size, self.capacity, int(LIMIT_S * 1e9), best, only_compile,
         )  # fmt: skip
 
     def check(self) -> None:

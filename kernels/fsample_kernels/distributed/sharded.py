@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import api, validation, words
 from ..chunks import device_of
@@ -21,8 +22,9 @@ _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NOISES: tuple[Noise, ...] = get_args(Noise)
 _EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
-# Calls that all ranks have compared: on a GPU comparing again would wait for the device at every step.
-_agreed: dict[tuple[object, ...], Shard] = {}
+# Calls that all ranks have compared: on a GPU comparing again would wait for the device at every step. The key
+# holds the weight's storage itself, weakly: an address is given out again, and then on one rank only.
+_agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
 
 
 def sample(
@@ -205,9 +207,13 @@ def _header(
 def _agree(team: Team, header: shards.Header, weight: Tensor) -> tuple[Shard, bool]:
     """This rank's shard, and whether the call is the first of its shape."""
     shape = header[:12]  # seed, position and temperature change from step to step
-    key = (team.group.group_name, weight.data_ptr(), weight.stride(), weight.device, shape)
+    place = (team.group.group_name, weight.storage_offset(), weight.stride(), weight.device)
+    key = (StorageWeakRef(weight.untyped_storage()), (*place, *shape))
     held = _agreed.get(key)
     is_new = held is None
+    if is_new:
+        for old in [known for known in _agreed if known[0].expired()]:
+            del _agreed[old]
     if weight.device.type == "cpu" or team.backend == "gloo":
         team.arrive()
         held = _agreed[key] = shards.agree(team, header, weight.device)
@@ -303,10 +309,12 @@ def _with_mass(
     column = lse[..., 0].double()  # the K copies are equal
     greedy = _greedy(problem)
     total = torch.logsumexp(column, 0)
-    total = torch.where(torch.as_tensor(greedy, device=total.device), column.amax(0), total)  # [B]
+    if isinstance(greedy, bool):  # filled on the device: a captured graph copies nothing from the host
+        greedy = torch.full((), greedy, device=total.device)
+    total = torch.where(greedy, column.amax(0), total)  # [B]
     own = logprob.gather(0, rank[None])[0].double() + lse.gather(0, rank[None])[0].double()
     shared = (own - total[:, None]).clamp(max=0).float().masked_fill(ids < 0, torch.nan)
-    rows = torch.as_tensor(greedy, device=ids.device).expand(ids.shape[0])[:, None] & (ids >= 0)
+    rows = greedy.expand(ids.shape[0])[:, None] & (ids >= 0)
     return local._replace(
         ids=ids,
         logprob=shared.masked_fill(rows, 0.0) if problem.want_logprob else None,

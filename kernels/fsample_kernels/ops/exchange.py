@@ -132,12 +132,19 @@ def exchange_kernel(
 
 def exchange(
     words, out, peers, state, status_address: int, rank: int, ranks: int, capacity: int, limit_ns: int,
-    best: bool,
+    best: bool, only_compile: bool = False,
 ) -> None:  # fmt: skip
     """Fill out [R, N] with the words [N] of every rank, or [N] with the ids of the best; see the kernel."""
     num_words = words.numel()
+    grid = (min(PROGRAMS, triton.cdiv(num_words, BLOCK)),)
+    named = {
+        "words_ptr": words, "out_ptr": out, "peers_ptr": peers, "state_ptr": state,
+        "status_address": status_address, "num_words": num_words, "rank": rank, "capacity": capacity,
+        "limit_ns": limit_ns, "RANKS": ranks, "BLOCK": BLOCK, "BEST": best,
+        "ASM": not arguments.INTERPRETED, "num_warps": 4,
+    }  # fmt: skip
     with arguments.on_device(words.device):
-        exchange_kernel[(min(PROGRAMS, triton.cdiv(num_words, BLOCK)),)](
-            words, out, peers, state, status_address, num_words, rank, capacity, limit_ns,
-            RANKS=ranks, BLOCK=BLOCK, BEST=best, ASM=not arguments.INTERPRETED, num_warps=4,
-        )  # fmt: skip
+        if only_compile:
+            exchange_kernel.warmup(grid=grid, **named)
+        else:
+            exchange_kernel[grid](**named)
