@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels import distributed
+from fsample_kernels.ops.exchange import clock
 from tests.kernels.rank_jobs import exact_head, part
 
 
@@ -39,19 +42,58 @@ def planted_head(V: int) -> tuple[Tensor, Tensor]:
     return hidden, weight
 
 
-def alternate(rank: int, size: int, V: int, steps: int, exchange: Any) -> int:
-    """Back-to-back steps with the winner alternating and a rank held up on the device; wrong tokens seen."""
+@triton.jit  # type: ignore[untyped-decorator]
+def random_delay(delays_ptr: Any, step_ptr: Any, num_steps: Any) -> None:
+    """Keep the device busy for as many nanoseconds as the step's entry says, and count the step."""
+    step = tl.load(step_ptr)
+    wanted = tl.load(delays_ptr + step % num_steps)
+    spins = tl.full((), 0, tl.int64)
+    start = clock(spins, True)
+    while clock(spins, True) - start < wanted:
+        spins += 1
+    tl.store(step_ptr, step + 1)
+
+
+STEPS_A_GRAPH = 100
+
+
+def alternate(rank: int, size: int, V: int, steps: int, exchange: Any) -> tuple[int, int]:
+    """Back-to-back steps whose winner and whose delays are random: (steps made, wrong tokens seen).
+
+    Graphs of many steps keep the host out of it. The winner of a step comes from a table on the device, the
+    same on every rank; a rank is held up for up to 100 us before every fifth step or so, each at its own.
+    """
     hidden, weight = planted_head(V)
     shard = weight.tensor_split(size)[rank].contiguous()
     seed = torch.zeros((), dtype=torch.int64, device="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(steps):
-        if torch.rand((), generator=generator) < 0.2:
-            hold_up(int(torch.randint(1, 200_000, (), generator=generator)))
-        ids = distributed.sample(hidden[step % 2], shard, seed=seed, exchange=exchange).ids
-        wrong += (ids != (7, V - 3)[step % 2]).sum()
-    return int(wrong)
+    made = torch.zeros(1, dtype=torch.int64, device="cuda")
+    rows = 65_537  # a prime: what meets what in a graph is new in every replay
+    states = torch.randint(2, (rows,), generator=torch.Generator().manual_seed(9)).cuda()
+    own = torch.Generator().manual_seed(rank)
+    waits = torch.randint(1, 100_000, (rows,), generator=own) * (torch.rand(rows, generator=own) < 0.2)
+    delays = waits.cuda()
+    winners = torch.tensor([7, V - 3], device="cuda")
+
+    def one_step() -> None:
+        state = states.index_select(0, made % rows)
+        random_delay[(1,)](delays, made, rows)
+        chosen = hidden.index_select(0, state)[0]
+        ids = distributed.sample(chosen, shard, seed=seed, exchange=exchange).ids
+        wrong.add_((ids != winners.index_select(0, state)).sum())
+
+    one_step()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(STEPS_A_GRAPH):
+            one_step()
+    for _ in range(-(-steps // STEPS_A_GRAPH)):
+        graph.replay()
+    torch.cuda.synchronize()
+    distributed.check()
+    return int(made) - 1, int(wrong)
 
 
 def replay(rank: int, size: int, V: int, replays: int, exchange: Any) -> list[int]:

@@ -22,8 +22,8 @@ _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NOISES: tuple[Noise, ...] = get_args(Noise)
 _EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
-# Calls that all ranks have compared: on a GPU comparing again would wait for the device at every step. The key
-# holds the weight's storage itself, weakly: an address is given out again, and then on one rank only.
+# Calls that all ranks have compared: on a GPU comparing again would wait for the device at every step.
+# The key holds the weight's storage itself, weakly: an address is given out again, perhaps on one rank only.
 _agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
 
 
@@ -208,12 +208,14 @@ def _agree(team: Team, header: shards.Header, weight: Tensor) -> tuple[Shard, bo
     """This rank's shard, and whether the call is the first of its shape."""
     shape = header[:12]  # seed, position and temperature change from step to step
     place = (team.group.group_name, weight.storage_offset(), weight.stride(), weight.device)
-    key = (StorageWeakRef(weight.untyped_storage()), (*place, *shape))
+    storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+    key = (storage, (*place, *shape))
     held = _agreed.get(key)
     is_new = held is None
     if is_new:
-        for old in [known for known in _agreed if known[0].expired()]:
-            del _agreed[old]
+        for old in list(_agreed):
+            if old[0].expired():  # type: ignore[no-untyped-call]
+                del _agreed[old]
     if weight.device.type == "cpu" or team.backend == "gloo":
         team.arrive()
         held = _agreed[key] = shards.agree(team, header, weight.device)
