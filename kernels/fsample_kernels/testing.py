@@ -114,7 +114,8 @@ def logit_error(problem: Problem) -> Tensor:
     """Bound on the rounding of y in fp32, [B] float64.
 
     A sum of D products errs by about sqrt(D) half-ulps of its size when errors are independent. The factor 8
-    covers the accumulators of tensor cores, which truncate, and the worst of many sums.
+    covers the accumulators of tensor cores, which truncate, and the worst of many sums. Below 2^-126 fp32 has
+    few bits or, where small numbers are flushed, none.
     """
     if problem.hidden is None or problem.weight is None:
         assert problem.logits is not None
@@ -124,8 +125,8 @@ def logit_error(problem: Problem) -> Tensor:
         sizes = (squares @ part.double().square().t() for part in torch.split(problem.weight, 8192))
         # a NaN or infinite weight leaves the other ids of the row their budget
         size = torch.stack([part.nan_to_num(0, 0).amax(1) for part in sizes]).amax(0)
-        error = 8 * 2.0**-24 * math.sqrt(problem.weight.shape[1]) * size.sqrt()
-    error = error * abs(problem.logit_scale)
+        error = 8 * 2.0**-24 * math.sqrt(problem.weight.shape[1]) * size.sqrt() + 2.0**-126
+    error = error * abs(problem.logit_scale) + 2.0**-126
     return error if problem.softcap is None else error + 2.0**-22 * problem.softcap
 
 

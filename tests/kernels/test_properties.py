@@ -298,9 +298,8 @@ def nearly_flat(exact: Oracle) -> bool:
     A soft-cap far below the logits makes them, and so does a scale or temperature that takes all of a row's
     logits below the last bit of 1.
     """
-    allowed = exact.x > -torch.inf
-    high = exact.x.masked_fill(~allowed, -torch.inf).amax(1)
-    low = exact.x.masked_fill(~allowed, torch.inf).amin(1)
+    high = exact.x.amax(1)
+    low = exact.x.masked_fill(exact.x == -torch.inf, torch.inf).amin(1)
     return exact.problem.softcap is not None or bool(((high > low) & (high - low < 2.0**-16)).any())
 
 
