@@ -1,6 +1,10 @@
 """Exact token sampling fused into the LM head. The contract is in the docstring of `sample`."""
 
 from .api import sample, sample_logits
-from .types import Problem, SampleResult
+from .types import Compiled, Problem, SampleResult
+from .warm import compile_only, warm_up, warm_up_logits
 
-__all__ = ["Problem", "SampleResult", "sample", "sample_logits"]
+__all__ = [
+    "Compiled", "Problem", "SampleResult", "compile_only", "sample", "sample_logits", "warm_up",
+    "warm_up_logits",
+]  # fmt: skip

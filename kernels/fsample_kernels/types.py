@@ -27,6 +27,14 @@ class SampleResult(NamedTuple):
     implementation: str = ""  # what ran: "reference", "triton", "hopper"
 
 
+class Compiled(NamedTuple):
+    """One kernel that `warm_up` or `compile_only` made ready."""
+
+    kernel: str
+    seconds: float  # wall clock on its thread
+    cached: bool  # True: read from Triton's cache on disk
+
+
 @dataclass(frozen=True)
 class Problem:
     """One checked call. `validation` builds it; every implementation reads it and checks nothing again.

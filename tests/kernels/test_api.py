@@ -186,7 +186,10 @@ def test_import_needs_no_triton_and_no_gpu() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(fsample_kernels.__all__) == ["Problem", "SampleResult", "sample", "sample_logits"]
+    assert sorted(fsample_kernels.__all__) == [
+        "Compiled", "Problem", "SampleResult", "compile_only", "sample", "sample_logits", "warm_up",
+        "warm_up_logits",
+    ]  # fmt: skip
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak memory from /proc")

@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
+from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.hopper_kernel import hopper_kernel
 from fsample_kernels.ops.hopper_rows import EMPTY_KEY
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
@@ -89,6 +90,12 @@ def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(x, block, layout)
 
 
+def variant(problem: Problem) -> hopper_configs.HopperConfig:
+    """The compiled shape of the call: problems that share it, and differ in rows alone, share a kernel."""
+    assert problem.weight is not None
+    return hopper_configs.pick(problem.num_rows, problem.weight.shape[1], problem.num_samples, problem.noise)
+
+
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
 
@@ -111,7 +118,7 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
     assert hidden is not None and weight is not None
     device = hidden.device
     B, V, K = problem.num_rows, problem.num_columns, problem.num_samples
-    config = hopper_configs.pick(B, weight.shape[1], K, problem.noise)
+    config = variant(problem)
     if not tma_fits(hidden):
         hidden = hidden.clone(memory_format=torch.contiguous_format)
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
@@ -141,7 +148,7 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
                 empty(K, B, slots) if wants_mass else None, empty(B, slots) if wants_mass else None,
                 empty(B, slots) if wants_mass else None, logits, spoiled,
             )  # fmt: skip
-        hopper_kernel[(ctas * row_blocks,)](
+        ready(hopper_kernel)[(ctas * row_blocks,)](
             w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
             keys_ptr=state.keys if state else None, counters_ptr=state.counters if state else None,
             ids_ptr=ids,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, configs
+from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.epilogue import finish_tile
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
@@ -95,8 +96,21 @@ def kernel_arguments(problem: Problem, config: configs.Config, launch: arguments
         "weight_ptr": weight, "weight_stride_v": weight.stride(0), "weight_stride_d": weight.stride(1),
         **launch.kernel_arguments,
         "BLOCK_B": config.block_b, "BLOCK_V": config.block_v, "BLOCK_D": config.block_d, "D": weight.shape[1],
-        "VOCAB_ON_M": config.vocab_on_m, "STREAM_WEIGHT": problem.num_rows <= config.block_b,
+        "VOCAB_ON_M": config.vocab_on_m, "STREAM_WEIGHT": read_once(problem, config),
     }  # fmt: skip
+
+
+def read_once(problem: Problem, config: configs.Config) -> bool:
+    """Whether one tile holds every row, so that weights need not stay in the cache."""
+    return problem.num_rows <= config.block_b
+
+
+def variant(problem: Problem) -> tuple[configs.Config, bool]:
+    """The compiled shape of the call: problems that share it, and differ in rows alone, share a kernel."""
+    hidden = problem.hidden
+    assert hidden is not None
+    config = configs.pick(hidden.dtype, problem.num_rows, arguments.architecture(hidden.device))
+    return config, read_once(problem, config)
 
 
 def run(problem: Problem) -> SampleResult:
@@ -116,10 +130,10 @@ def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
 def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
     assert problem.hidden is not None
     device = problem.hidden.device
-    config = configs.pick(problem.hidden.dtype, problem.num_rows, arguments.architecture(device))
+    config, _ = variant(problem)
     with arguments.on_device(device):
         launch = arguments.prepare(problem, config.block_v)
-        lm_head_sample_kernel[(launch.num_tiles * triton.cdiv(problem.num_rows, config.block_b),)](
+        ready(lm_head_sample_kernel)[(launch.num_tiles * triton.cdiv(problem.num_rows, config.block_b),)](
             **kernel_arguments(problem, config, launch),
             num_warps=config.num_warps,
             num_stages=config.num_stages,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from fsample_kernels.ops import arguments, configs
+from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.epilogue import finish_tile
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
@@ -54,13 +55,18 @@ def kernel_arguments(problem: Problem, block_v: int, launch: arguments.Launch) -
     }  # fmt: skip
 
 
+def variant(problem: Problem) -> tuple[int, int]:
+    """The compiled shape of the call: problems that share it, and differ in rows alone, share a kernel."""
+    return configs.pick_streaming(problem.num_rows)
+
+
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(logits) / temperature); see `Problem` for shapes."""
     assert problem.logits is not None
-    block_v, num_warps = configs.pick_streaming(problem.num_rows)
+    block_v, num_warps = variant(problem)
     with arguments.on_device(problem.logits.device):
         launch = arguments.prepare(problem, block_v)
-        logits_sample_kernel[(launch.num_tiles * problem.num_rows,)](
+        ready(logits_sample_kernel)[(launch.num_tiles * problem.num_rows,)](
             **kernel_arguments(problem, block_v, launch), num_warps=num_warps
         )
         return reduce_candidates(problem, launch)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels.ops.arguments import Launch
+from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
 from fsample_kernels.types import Problem, SampleResult
 
@@ -123,5 +124,6 @@ def reduce_candidates(problem: Problem, launch: Launch, keys: Tensor | None = No
     ids = torch.empty(B, K, dtype=torch.int64, device=device)
     logprob = torch.empty(B, K, device=device) if problem.want_logprob else None
     lse = torch.empty(B, device=device) if problem.want_lse else None
-    reduce_candidates_kernel[(B * K,)](**kernel_arguments(launch, ids, logprob, lse, keys), num_warps=4)
+    values = kernel_arguments(launch, ids, logprob, lse, keys)
+    ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")

@@ -1,0 +1,107 @@
+"""Kernels compiled before their first launch, side by side, by the very launches that will need them.
+
+Inside `compile_only` a launch compiles its kernel on a thread of a pool and does nothing else, so types,
+flags and options are those of the launch. Threads are enough: the passes of the compiler release the
+interpreter lock, and ptxas is a process of its own.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import triton
+
+from fsample_kernels.ops import arguments
+from fsample_kernels.types import Compiled
+
+_compiling: ContextVar[bool] = ContextVar("fsample_compiling", default=False)
+
+
+def active() -> bool:
+    """Whether launches compile only."""
+    return _compiling.get()
+
+
+def ready(kernel):
+    """The kernel to launch; inside `compile_only` one whose launch compiles and starts nothing."""
+    return _CompileOnly(kernel) if active() else kernel
+
+
+class _CompileOnly:
+    def __init__(self, kernel) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid):
+        if arguments.INTERPRETED:
+            return _nothing
+        return partial(self._kernel.warmup, grid=grid)
+
+
+def _nothing(*values, **named) -> None:
+    """A launch in the interpreter, which compiles nothing."""
+
+
+class _Pool:
+    """What triton's mode asks of an executor, with each compilation timed and noted."""
+
+    def __init__(self, threads: ThreadPoolExecutor, found: list[Compiled]) -> None:
+        self._threads = threads
+        self._found = found
+        self._cached = threading.local()
+
+    def submit(self, compile_kernel: Callable[[], Any]):
+        return self._threads.submit(self._timed, compile_kernel)
+
+    def _timed(self, compile_kernel: Callable[[], Any]):
+        self._cached.hit = False
+        start = time.perf_counter()
+        kernel = compile_kernel()
+        seconds = time.perf_counter() - start
+        self._found.append(Compiled(kernel.metadata.name, seconds, self._cached.hit))
+        return kernel
+
+    @contextlib.contextmanager
+    def listening(self):
+        """Triton tells a listener whether a kernel came from its cache on disk."""
+        knobs = triton.knobs.compilation
+        before = knobs.listener
+
+        # The names are those of triton's CompilationListener.
+        def listen(*, src, metadata, metadata_group, times, cache_hit) -> None:
+            self._cached.hit = cache_hit
+            if before is not None:
+                before(
+                    src=src, metadata=metadata, metadata_group=metadata_group, times=times,
+                    cache_hit=cache_hit,
+                )  # fmt: skip
+
+        knobs.listener = listen
+        try:
+            yield
+        finally:
+            knobs.listener = before
+
+
+def default_workers() -> int:
+    """One thread a processor that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def compile_only(workers: int | None = None) -> Iterator[list[Compiled]]:
+    """See `fsample_kernels.compile_only`."""
+    found: list[Compiled] = []
+    token = _compiling.set(True)
+    try:
+        with ThreadPoolExecutor(workers or default_workers(), "fsample-compile") as threads:
+            pool = _Pool(threads, found)
+            with pool.listening(), triton.AsyncCompileMode(pool):
+                yield found
+    finally:
+        _compiling.reset(token)

@@ -1,0 +1,250 @@
+"""Ready before the first request: every kernel that a server's calls will need, compiled side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import api, reference, validation
+from .chunks import device_of
+from .types import Compiled, Implementation, Math, Noise, Problem
+from .validation import LogitBias
+
+MAX_BATCH = 1 << 14  # every kernel's last batch class starts far below
+
+
+def warm_up(
+    weight: Tensor,
+    *,
+    max_batch: int = 256,
+    temperature: float | Tensor = 1.0,
+    seed: int | Tensor | None = None,
+    position: int | Tensor = 0,
+    num_samples: int = 1,
+    head_bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    logit_bias: LogitBias | None = None,
+    mask: Tensor | None = None,
+    vocab_size: int | None = None,
+    noise: Noise = "grouped",
+    math: Math = "fast",
+    want_logprob: bool = False,
+    want_lse: bool = False,
+    store_logits: bool = False,
+    implementation: Implementation = "auto",
+    workers: int | None = None,
+) -> tuple[Compiled, ...]:
+    """Make ready what `sample(hidden, weight, ...)` with such arguments needs at 1..max_batch rows.
+
+    Afterwards no such call compiles, whatever its batch size, seed, position and temperature. Kernels are
+    compiled side by side, then each runs once, which loads it: a CUDA graph may capture its first use.
+
+    Args:
+        weight: [V, D], the head itself; hidden states are taken to be contiguous and of its dtype.
+        max_batch: largest number of rows, at most 2**14.
+        workers: kernels compiled at a time. None: one a processor that this process may use.
+        temperature, seed, position, num_samples, head_bias, logit_scale, softcap, logit_bias, mask,
+            vocab_size, noise, math, want_logprob, want_lse, store_logits, implementation: as the calls will
+            have them. A number or a tensor, and the tensor's dtype, decide which kernel runs; values do not,
+            and of a tensor with rows one row is enough. Arguments that are sometimes there and sometimes not
+            need a call of `warm_up` with and one without.
+
+    Returns:
+        The kernels made ready, with the seconds each took; those already loaded are not in it. Empty on a
+        CPU, where nothing is compiled.
+
+    Raises:
+        ValueError: as `sample`, and for max_batch or workers.
+
+    Example:
+        >>> import torch
+        >>> from fsample_kernels import warm_up
+        >>> warm_up(torch.zeros(1000, 16), max_batch=8, temperature=torch.ones(1), want_logprob=True)
+        ()
+    """
+    _check(max_batch, workers)
+    rows = _rows_given(temperature, seed, position, logit_bias, mask)
+    hidden = torch.zeros(rows, weight.shape[-1], dtype=weight.dtype, device=weight.device)
+    example = validation.head_problem(
+        hidden, weight, temperature=temperature, seed=seed, position=position, num_samples=num_samples,
+        head_bias=head_bias, logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask,
+        vocab_size=vocab_size, noise=noise, math=math, want_logprob=want_logprob, want_lse=want_lse,
+        store_logits=store_logits,
+    )  # fmt: skip
+    return _make_ready(example, max_batch, implementation, workers)
+
+
+def warm_up_logits(
+    logits: Tensor,
+    *,
+    max_batch: int = 256,
+    temperature: float | Tensor = 1.0,
+    seed: int | Tensor | None = None,
+    position: int | Tensor = 0,
+    num_samples: int = 1,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    logit_bias: LogitBias | None = None,
+    mask: Tensor | None = None,
+    vocab_size: int | None = None,
+    noise: Noise = "grouped",
+    math: Math = "fast",
+    want_logprob: bool = False,
+    want_lse: bool = False,
+    implementation: Implementation = "auto",
+    workers: int | None = None,
+) -> tuple[Compiled, ...]:
+    """Make ready what `sample_logits(logits, ...)` with such arguments needs at 1..max_batch rows.
+
+    Args:
+        logits: [B, V]: an example, of which V, dtype and device count; the calls' own are taken to be
+            contiguous.
+        max_batch, workers: as in `warm_up`, and so are the others.
+
+    Returns:
+        The kernels made ready; see `warm_up`.
+
+    Raises:
+        ValueError: as `sample_logits`, and for max_batch or workers.
+    """
+    _check(max_batch, workers)
+    example = validation.logits_problem(
+        logits, temperature=temperature, seed=seed, position=position, num_samples=num_samples,
+        logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask, vocab_size=vocab_size,
+        noise=noise, math=math, want_logprob=want_logprob, want_lse=want_lse,
+    )  # fmt: skip
+    return _make_ready(example, max_batch, implementation, workers)
+
+
+@contextlib.contextmanager
+def compile_only(workers: int | None = None) -> Iterator[Sequence[Compiled]]:
+    """Within it, calls compile the kernels they need, side by side, and launch none of them.
+
+    Their results are whatever lay in memory: drop them. For calls that `warm_up` does not make, such as
+    those of `distributed.sample`, which every rank then makes within it. The list it gives is filled when
+    it ends. In a CPU-only process nothing is compiled, and calls draw as ever.
+
+    Raises:
+        ValueError: workers is below 1.
+
+    Example:
+        >>> import torch
+        >>> from fsample_kernels import compile_only, sample
+        >>> with compile_only() as compiled:
+        ...     _ = sample(torch.zeros(1, 16), torch.zeros(1000, 16), want_lse=True)
+        >>> list(compiled)
+        []
+    """
+    _check(1, workers)
+    if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
+        yield ()
+        return
+    from .ops import compiling
+
+    with compiling.compile_only(workers) as found:
+        yield found
+
+
+def _check(max_batch: int, workers: int | None) -> None:
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or not 1 <= max_batch <= MAX_BATCH:
+        raise ValueError(
+            f"max_batch must be an integer in [1, {MAX_BATCH}], got {max_batch!r}; larger batches use the "
+            "kernels of the largest"
+        )
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers must be 1 or more, got {workers!r}; None takes one a processor")
+
+
+def _rows_given(
+    temperature: float | Tensor,
+    seed: int | Tensor | None,
+    position: int | Tensor,
+    logit_bias: LogitBias | None,
+    mask: Tensor | None,
+) -> int:
+    """The batch size that the example arguments are for; 1 where none has rows."""
+    for value, dims in ((temperature, 1), (seed, 1), (position, 1), (logit_bias, 2), (mask, 2)):
+        if isinstance(value, Tensor) and value.dim() == dims:
+            return value.shape[0]
+    if isinstance(logit_bias, Sequence) and logit_bias and isinstance(logit_bias[0], Mapping):
+        return len(logit_bias)
+    return 1
+
+
+def _make_ready(
+    example: Problem, max_batch: int, implementation: Implementation, workers: int | None
+) -> tuple[Compiled, ...]:
+    name = validation.implementation_name(implementation)
+    example = dataclasses.replace(example, num_samples=max(1, example.num_samples))  # as `api.run` does
+    problems = [with_rows(example, rows) for rows in class_starts(example, max_batch, name)]
+    with compile_only(workers) as compiled:
+        if api.choose(problems[0], name) is reference:
+            return ()
+        for problem in problems:
+            api.run(problem, name)
+    for problem in problems:
+        api.run(problem, name)
+    if device_of(example).type == "cuda":
+        torch.cuda.synchronize(device_of(example))
+    return tuple(compiled)
+
+
+def class_starts(example: Problem, max_batch: int, name: Implementation) -> list[int]:
+    """The smallest batch of every batch class up to max_batch: 1, and wherever a call's kernel changes."""
+    starts: list[int] = []
+    last: tuple[Any, ...] | None = None
+    for rows in range(1, max_batch + 1):
+        problem = _stretched(example, rows)
+        module = api.choose(problem, name)
+        shape = (module, None if module is reference else module.variant(problem))
+        if shape != last:
+            starts.append(rows)
+        last = shape
+    return starts
+
+
+def _stretched(example: Problem, rows: int) -> Problem:
+    """The example as a call of that many rows, for its shape alone: one row serves all of them."""
+    hidden, logits = example.hidden, example.logits
+    return dataclasses.replace(
+        example,
+        hidden=None if hidden is None else hidden[:1].expand(rows, -1),
+        logits=None if logits is None else logits[:1].expand(rows, -1),
+    )
+
+
+def with_rows(example: Problem, rows: int) -> Problem:
+    """The example with its first row that many times, in memory as a call's own tensors would be.
+
+    Tables over the vocabulary are not copied: no kernel is compiled for the stride of a [B, V] table.
+    """
+
+    def per_row(value: Any) -> Any:
+        return value[:1].expand(rows) if isinstance(value, Tensor) and value.dim() else value
+
+    def table(value: Tensor | None) -> Tensor | None:
+        return value[:1].expand(rows, -1) if value is not None and value.dim() == 2 else value
+
+    def made(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value.new_zeros(rows, value.shape[1])
+
+    sparse = example.sparse_bias
+    return dataclasses.replace(
+        example,
+        hidden=made(example.hidden),
+        logits=made(example.logits),
+        temperature=per_row(example.temperature),
+        seed=per_row(example.seed),
+        position=per_row(example.position),
+        logit_bias=table(example.logit_bias),
+        mask=table(example.mask),
+        bitmask=None if example.bitmask is None else example.bitmask[:1].repeat(rows, 1),
+        sparse_bias=None if sparse is None else (torch.zeros_like(sparse[0]), *sparse[1:]),
+    )
