@@ -31,6 +31,7 @@ from fsample_cli.options import (
     build_workload,
     check_output,
     command_line,
+    note,
     parse_batches,
     parse_samplers,
     resolve_device,
@@ -118,6 +119,8 @@ def bench(
         )  # fmt: skip
     if team.rank > 0:
         return
+    if done.outcome.compiled:
+        note(done.outcome.compiled, quiet)
     timed = {row.sampler for row in done.outcome.results if row.median_us is not None}
     used = baseline or next((name for name in ("fi2", "multinomial") if name in timed), None)
     settings = {**done.settings, "baseline": used}

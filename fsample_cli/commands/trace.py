@@ -132,7 +132,7 @@ def trace(
         "seed": seed,
         "notes": list(traced.notes),
     }
-    for text in traced.notes:
+    for text in filter(None, (traced.compiled, *traced.notes)):
         note(text, quiet)
     if found is not None:
         settings.update(_under_nsys(found, chrome, nsys_libraries, quiet))

@@ -14,6 +14,7 @@ from fsample_cli import samplers
 from fsample_cli.hardware import Gpu, roofline_us
 from fsample_cli.measure import gate
 from fsample_cli.measure.clocks import ClockReader, ClockReading
+from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.inputs import load_weight, make_hidden
 from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
@@ -61,6 +62,7 @@ class Outcome:
     results: tuple[BenchResult, ...]
     descriptions: dict[str, str]  # sampler -> exact call
     problems: tuple[str, ...]  # gate failures, compilations inside a timed section: do not trust the run
+    compiled: str = ""  # what was compiled before it began, in words
 
 
 def sweep(
@@ -88,6 +90,11 @@ def sweep(
     for name in names:
         load(name, transform)  # a wrong name is found before gigabytes are made
     weight = load_weight(workload, settings.device, settings.seed)
+    compiled = ""
+    if device.type == "cuda" and team.size == 1:  # ranks that exchange compile in their own first calls
+        progress.stage("compiling")
+        ours = [load(name, change) for name in names for change in {transform, Transform()}]
+        compiled = compile_ahead(ours, [weight], [*batches, gate.SMALL_ROWS], settings.temperature).text
     contenders = [_admit(name, transform, weight, device, settings, progress, team, load) for name in names]
     results: list[BenchResult] = []
     problems = [c.problem for c in contenders if c.problem.startswith("failed")]
@@ -100,7 +107,7 @@ def sweep(
         results += rows
         problems += found
     descriptions = {c.asked: c.sampler.description for c in contenders}
-    return Outcome(tuple(results), descriptions, tuple(problems))
+    return Outcome(tuple(results), descriptions, tuple(problems), compiled)
 
 
 def _admit(

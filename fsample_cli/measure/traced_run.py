@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fsample_cli import samplers
 from fsample_cli.measure.cold_cache import make_flush
+from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.inputs import load_weight, make_hidden
 from fsample_cli.measure.nvtx_ranges import FUSED, GEMM, PREPARE, SAMPLER, WARM_UP, Ranges
 from fsample_cli.samplers.protocol import (
@@ -44,6 +45,7 @@ class Run:
 class Traced:
     ran: dict[str, tuple[str, str | None]]  # name in the ranges -> (sampler, algorithm)
     notes: tuple[str, ...]  # why others did not
+    compiled: str  # what was compiled before, in words
 
 
 def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> Traced:
@@ -56,6 +58,9 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
     transform = Transform(run.workload.logit_scale, run.workload.softcap)
     loaded = {name: samplers.load(name, transform) for name in run.names}
     weight = load_weight(run.workload, run.device, run.seed)
+    if device.type == "cuda":
+        stage("compiling")
+    compiled = compile_ahead(loaded.values(), [weight], run.batches, run.temperature).text
     flush = make_flush(device)
     ran: dict[str, tuple[str, str | None]] = {}
     notes: list[str] = []
@@ -79,7 +84,7 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
                     ran[asked] = sampler.name, sampler.algorithm
     if chrome is not None:
         profiling.export_chrome_trace(str(chrome))
-    return Traced(ran, tuple(dict.fromkeys(notes)))
+    return Traced(ran, tuple(dict.fromkeys(notes)), compiled)
 
 
 def _trace_one(

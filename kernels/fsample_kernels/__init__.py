@@ -2,9 +2,9 @@
 
 from .api import sample, sample_logits
 from .types import Compiled, Problem, SampleResult
-from .warm import compile_only, warm_up, warm_up_logits
+from .warm import compile_only, compile_workers, warm_up, warm_up_logits
 
 __all__ = [
-    "Compiled", "Problem", "SampleResult", "compile_only", "sample", "sample_logits", "warm_up",
-    "warm_up_logits",
+    "Compiled", "Problem", "SampleResult", "compile_only", "compile_workers", "sample", "sample_logits",
+    "warm_up", "warm_up_logits",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -150,6 +151,11 @@ def compile_only(workers: int | None = None) -> Iterator[Sequence[Compiled]]:
 
     with compiling.compile_only(workers) as found:
         yield found
+
+
+def compile_workers() -> int:
+    """Kernels compiled at a time unless told otherwise: one a processor that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(max_batch: int, workers: int | None) -> None:

@@ -6,7 +6,6 @@ interpreter lock, and ptxas is a process of its own.
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import triton
 
 from fsample_kernels.ops import arguments
 from fsample_kernels.types import Compiled
+from fsample_kernels.warm import compile_workers
 
 _compiling: ContextVar[bool] = ContextVar("fsample_compiling", default=False)
 
@@ -88,18 +88,16 @@ class _Pool:
             knobs.listener = before
 
 
-def default_workers() -> int:
-    """One thread a processor that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextlib.contextmanager
 def compile_only(workers: int | None = None) -> Iterator[list[Compiled]]:
-    """See `fsample_kernels.compile_only`."""
+    """See `fsample_kernels.compile_only`. Inside another one it adds to that."""
+    if active():
+        yield []
+        return
     found: list[Compiled] = []
     token = _compiling.set(True)
     try:
-        with ThreadPoolExecutor(workers or default_workers(), "fsample-compile") as threads:
+        with ThreadPoolExecutor(workers or compile_workers(), "fsample-compile") as threads:
             pool = _Pool(threads, found)
             with pool.listening(), triton.AsyncCompileMode(pool):
                 yield found
