@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels import distributed
-from fsample_kernels.ops.exchange import clock
+from fsample_kernels.ops.link import clock
 from tests.kernels.rank_jobs import exact_head, part
 
 
@@ -42,7 +42,7 @@ def planted_head(V: int) -> tuple[Tensor, Tensor]:
     return hidden, weight
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def random_delay(delays_ptr, step_ptr, num_steps):  # type: ignore[no-untyped-def]
     """Keep the device busy for as many nanoseconds as the step's entry says, and count the step."""
     step = tl.load(step_ptr)

@@ -76,6 +76,11 @@ class Code:
         return {name.split(".")[1] for name in self.opcodes if name.startswith("HGMMA")}
 
     @property
+    def system_stores(self) -> int:
+        """Stores that other devices see at once."""
+        return sum(n for name, n in self.opcodes.items() if name.startswith("STG") and "STRONG.SYS" in name)
+
+    @property
     def loads(self) -> int:
         return sum(n for name, n in self.opcodes.items() if name.startswith("UTMALDG"))
 
@@ -144,8 +149,15 @@ def make_job(make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch) -> Call
         changes = fields(B)[variant]
         if config is LARGE_HALF and "noise" not in changes:
             changes = {"num_samples": 2} | changes
+        problem = make_problem(B, V, D, dtype, **changes)
         with pytest.raises(Launched):
-            hopper_sample.run(make_problem(B, V, D, dtype, **changes))
+            if variant == "keys":
+                hopper_sample.candidates(problem)
+            elif variant.startswith("linked"):
+                ranks = int(variant.removeprefix("linked "))
+                hopper_sample.run_linked(problem, torch.zeros(6 + ranks, dtype=torch.int64), ranks)
+            else:
+                hopper_sample.run(problem)
         return launch.job(f"{NAMES[config]}, {TYPES[dtype]}, {variant}")
 
     return make
@@ -161,6 +173,9 @@ def fields(B: int) -> dict[str, dict[str, object]]:
     mass: dict[str, object] = {"want_logprob": True, "want_lse": True}
     return {
         "plain": {},
+        "keys": {},
+        "linked 2": {},
+        "linked 8": {},
         "rows": rows,
         "transforms": {"head_bias": torch.zeros(V).bfloat16(), "logit_scale": 0.5, "softcap": 30.0},
         "bias": {"logit_bias": torch.zeros(B, V)},
@@ -376,6 +391,18 @@ def test_large_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) 
 def test_half_tiles(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
     variants = ["samples", "samples mass", "element", "element rows"]
     check(pool, [(LARGE_HALF, make_job(LARGE_HALF, variant)) for variant in variants])
+
+
+def test_a_shard_that_leaves_keys_or_sends_them(
+    make_job: Callable[..., Job], pool: ProcessPoolExecutor
+) -> None:
+    """What the last CTA of a row does takes nothing from the others: no register, no spill."""
+    jobs = [(c, make_job(c, variant)) for c in (UP_TO_64, LARGE) for variant in ("keys", "linked 2")]
+    jobs.append((UP_TO_64, make_job(UP_TO_64, "linked 8")))
+    keys, linked, _, _, many = check(pool, jobs)
+    # A word is two stores, and two loads in the first look and in the loop that waits.
+    assert keys.system_stores == 0 and linked.system_stores == 4 and many.system_stores == 16
+    assert abs(linked.per_tile - keys.per_tile) <= 4 and abs(many.per_tile - keys.per_tile) <= 4
 
 
 def test_fp16(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:

@@ -280,7 +280,7 @@ def test_without_a_group_it_says_what_to_do() -> None:
 
 
 BAD = [
-    ({"exchange": "all"}, "exchange must be one of auto, p2p, candidates, log_mass, got 'all'"),
+    ({"exchange": "all"}, "exchange must be one of auto, p2p, p2p_after, candidates, log_mass, got 'all'"),
     ({"exchange": "p2p"}, "exchange='p2p' writes into the memory of GPUs"),
     ({"exchange": "candidates", "noise": "online"}, ".* has none; use 'log_mass'"),
     ({"first_id": -3}, "first_id must be an integer, 0 or above"),

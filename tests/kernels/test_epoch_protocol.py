@@ -4,6 +4,9 @@ Ranks write 64-bit words into each other's memory and poll their own. A store is
 stores to different words land in any order, stores to one word in program order. A step: write the own words
 of epoch e to every rank, wait until every rank's words of epoch e are there, go on. Nothing else orders
 ranks: any of them may stand still at any point for any time.
+
+In blocks, as inside the Hopper kernel, a step is several programs at once, one for each block of rows: each
+sends its words when it likes, waits for those of its rows alone, and the last to end opens the next step.
 """
 
 from __future__ import annotations
@@ -23,9 +26,16 @@ class Protocol:
     tag: int | None = 1 << 14  # words carry epoch % tag and are polled; None: a flag for each rank is polled
     release: bool = True  # with flags: a flag lands after the words that were written before it
     rows: tuple[int, ...] = ()  # words a rank sends in step 1, 2, ...; one in every step when empty
+    blocks: tuple[int, ...] = ()  # words that a program of this rank sends; all by one when empty
 
     def width(self, step: int) -> int:
         return self.rows[step - 1] if self.rows else 1
+
+    def parts(self, rank: int, step: int) -> list[range]:
+        """The rows of each program of a step."""
+        width = self.width(step)
+        size = self.blocks[rank] if self.blocks else width
+        return [range(row, min(row + size, width)) for row in range(0, width, size)]
 
 
 class Store(NamedTuple):
@@ -40,7 +50,7 @@ class Store(NamedTuple):
 
 class Rank(NamedTuple):
     step: int
-    sent: bool
+    sent: frozenset[int]  # rows of this step that are on their way
     read: frozenset[tuple[int, int]]  # (source, row) of this step that have been taken over
 
 
@@ -57,7 +67,7 @@ class Explored(NamedTuple):
 
 def explore(protocol: Protocol, ranks: int, steps: int) -> Explored:
     """Visit every reachable state; stop at a wrong word, or where nobody can move but work is left."""
-    start = State(tuple(Rank(1, False, frozenset()) for _ in range(ranks)), frozenset(), frozenset())
+    start = State(tuple(Rank(1, frozenset(), frozenset()) for _ in range(ranks)), frozenset(), frozenset())
     seen, ahead = {start}, [start]
     while ahead:
         state = ahead.pop()
@@ -82,31 +92,37 @@ def successors(state: State, protocol: Protocol, steps: int) -> Iterator[State |
     for number, rank in enumerate(state.ranks):
         if rank.step > steps:
             continue
-        if not rank.sent:
-            yield state._replace(
-                ranks=changed(state.ranks, number, rank._replace(sent=True)),
-                flight=state.flight | frozenset(stores(number, rank.step, len(state.ranks), protocol)),
-            )
-            continue
-        for source in range(len(state.ranks)):
-            for row in range(protocol.width(rank.step)):
-                if source == number or (source, row) in rank.read:
-                    continue
-                found = look(state, protocol, number, source, row)
-                if found is None:
-                    continue
-                if found != rank.step:
-                    yield f"rank {number} takes the word of step {found} in step {rank.step}"
-                    return
-                read = rank.read | {(source, row)}
-                whole = len(read) == (len(state.ranks) - 1) * protocol.width(rank.step)
-                after = Rank(rank.step + 1, False, frozenset()) if whole else rank._replace(read=read)
-                yield state._replace(ranks=changed(state.ranks, number, after))
+        for rows in protocol.parts(number, rank.step):
+            if not rank.sent.issuperset(rows):
+                yield state._replace(
+                    ranks=changed(state.ranks, number, rank._replace(sent=rank.sent.union(rows))),
+                    flight=state.flight | frozenset(stores(number, rank.step, rows, state, protocol)),
+                )
+                continue
+            for source in set(range(len(state.ranks))) - {number}:
+                for row in rows:
+                    if (source, row) in rank.read:
+                        continue
+                    found = look(state, protocol, number, source, row)
+                    if found is None:
+                        continue
+                    if found != rank.step:
+                        yield f"rank {number} takes the word of step {found} in step {rank.step}"
+                        return
+                    read = rank._replace(read=rank.read | {(source, row)})
+                    yield state._replace(ranks=changed(state.ranks, number, after(read, state, protocol)))
 
 
-def stores(source: int, step: int, ranks: int, protocol: Protocol) -> Iterator[Store]:
-    for target in set(range(ranks)) - {source}:
-        for row in range(protocol.width(step)):
+def after(rank: Rank, state: State, protocol: Protocol) -> Rank:
+    """The rank in its next step where a word was the last that it waited for."""
+    others = len(state.ranks) - 1
+    over = len(rank.read) == others * protocol.width(rank.step)
+    return Rank(rank.step + 1, frozenset(), frozenset()) if over else rank
+
+
+def stores(source: int, step: int, rows: range, state: State, protocol: Protocol) -> Iterator[Store]:
+    for target in set(range(len(state.ranks))) - {source}:
+        for row in rows:
             yield Store(source, target, step % protocol.slots, row, step)
         if protocol.tag is None:
             yield Store(source, target, 0, -1, step)
@@ -178,3 +194,15 @@ def test_a_tag_that_comes_round_needs_every_word_rewritten() -> None:
 
 def test_a_tag_must_tell_a_slot_from_its_next_use() -> None:
     assert "takes the word" in explore(Protocol(slots=2, tag=2), 2, 4).fault
+
+
+@pytest.mark.parametrize("blocks", [(1, 1), (1, 2)])
+def test_blocks_of_rows_may_send_and_wait_on_their_own(blocks: tuple[int, ...]) -> None:
+    """Two rows, as programs of their own on each rank, or on one rank alone: ranks may tune as they like."""
+    explored = explore(Protocol(slots=2, rows=(2,) * 6, blocks=blocks), 2, 6)
+    assert explored.fault == "" and explored.states > 1_000
+
+
+def test_blocks_of_rows_need_the_second_buffer_too() -> None:
+    one = Protocol(slots=1, rows=(2,) * 3, blocks=(1, 1))
+    assert explore(one, 2, 3).fault.startswith("hangs: ")

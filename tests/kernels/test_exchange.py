@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fsample_kernels import words
-from fsample_kernels.ops import exchange
+from fsample_kernels.ops import exchange, link
 
 CAPACITY, RANKS = 700, 3
 
@@ -25,28 +25,23 @@ class Machine:
 
     def __init__(self) -> None:
         self.buffers = [torch.zeros(2, RANKS, CAPACITY, 2, dtype=torch.int64) for _ in range(RANKS)]
-        self.peers = torch.tensor([buffer.data_ptr() for buffer in self.buffers])
-        self.state = torch.tensor([1, 0])
         self.status = torch.zeros(2, dtype=torch.int64)
+        addresses = [buffer.data_ptr() for buffer in self.buffers]
+        self.link = torch.tensor([1, 0, self.status.data_ptr(), 1, CAPACITY, 3, *addresses])
 
     def put(self, source: int, target: int, epoch: int, sent: Tensor) -> None:
         halves = torch.stack([sent >> 32, sent], 1) & 0xFFFFFFFF
         self.buffers[target][epoch & 1, source, : len(sent)] = (epoch << 32) | halves
 
-    def step(self, sent: Tensor, limit: int = 3) -> Tensor:
+    def step(self, sent: Tensor) -> Tensor:
         table = torch.full((RANKS, len(sent)), -99999)
-        self.launch(sent, table, limit, best=False)
+        exchange.exchange(sent, table, self.link, RANKS, best=False)
         return table
 
     def best(self, sent: Tensor) -> Tensor:
         ids = torch.full((len(sent),), -99999)
-        self.launch(sent, ids, 3, best=True)
+        exchange.exchange(sent, ids, self.link, RANKS, best=True)
         return ids
-
-    def launch(self, sent: Tensor, out: Tensor, limit: int, best: bool) -> None:
-        exchange.exchange(
-            sent, out, self.peers, self.state, self.status.data_ptr(), 1, RANKS, CAPACITY, limit, best
-        )
 
 
 def some_words(n: int, seed: int) -> Tensor:
@@ -62,7 +57,7 @@ def test_steps_of_changing_size_meet_and_count_on() -> None:
         machine.put(0, 1, epoch, left)
         machine.put(2, 1, epoch, right)
         assert torch.equal(machine.step(own), torch.stack([left, own, right]))
-        assert machine.state.tolist() == [epoch + 1, 0] and machine.status.tolist() == [0, 0]
+        assert machine.link[:2].tolist() == [epoch + 1, 0] and machine.status.tolist() == [0, 0]
         for target in (0, 2):  # what this rank has written into its peers' memory
             got = machine.buffers[target][epoch & 1, 1, :n]
             assert torch.equal((got[:, 0] << 32) | (got[:, 1] & 0xFFFFFFFF), own)
@@ -96,7 +91,7 @@ def test_a_rank_that_does_not_come_is_named_and_its_words_are_poison() -> None:
     machine.buffers[1][1, 2, 1, 1] ^= 1 << 32  # one half of one word is of another step
     table = machine.step(own)
     assert machine.status.tolist() == [3, 1]
-    assert table[2, 0] == own[0] and table[2, 1] == exchange.POISON.value
+    assert table[2, 0] == own[0] and table[2, 1] == link.POISON.value
     assert words.key_ids(table[2, 1]) == -1 and table[2, 1] > words.pack_key(
         torch.tensor(3e38), torch.tensor(0)
     )
@@ -108,8 +103,7 @@ def test_a_rank_that_does_not_come_is_named_and_its_words_are_poison() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_words_are_stored_and_polled_at_system_scope(ranks: int, best: bool) -> None:
     signature = {
-        "words_ptr": "*i64", "out_ptr": "*i64", "peers_ptr": "*i64", "state_ptr": "*i64",
-        "status_address": "i64", "num_words": "i32", "rank": "i32", "capacity": "i32", "limit_ns": "i64",
+        "words_ptr": "*i64", "out_ptr": "*i64", "link_ptr": "*i64", "num_words": "i32",
         "RANKS": "constexpr", "BLOCK": "constexpr", "BEST": "constexpr", "ASM": "constexpr",
     }  # fmt: skip
     constants = {"RANKS": ranks, "BLOCK": exchange.BLOCK, "BEST": best, "ASM": True}

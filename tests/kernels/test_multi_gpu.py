@@ -16,11 +16,11 @@ from tests.kernels.ranks import run_ranks
 pytestmark = pytest.mark.multi_gpu
 STEPS = int(os.environ.get("FSAMPLE_STEPS", "20_000"))  # a multiple of gpu_rank_jobs.STEPS_A_GRAPH
 EVERYTHING = {"want_logprob": True, "want_lse": True}
-exchanges = pytest.mark.parametrize("exchange", ["candidates", "log_mass", "p2p"])
+exchanges = pytest.mark.parametrize("exchange", ["candidates", "log_mass", "p2p", "p2p_after"])
 
 
 # One row and rows beyond a block of 256 words; even shards, uneven ones, a rank without ids.
-@pytest.mark.parametrize("exchange", ["candidates", "p2p"])
+@pytest.mark.parametrize("exchange", ["candidates", "p2p", "p2p_after", "auto"])
 @pytest.mark.parametrize("cuts, batch", [([0, 4096, 8192], 1), ([0, 128, 5000], 64), ([0, 0, 700], 300)])
 def test_two_ranks_draw_what_one_draws(cuts: list[int], batch: int, exchange: str) -> None:
     calls: list[dict[str, Any]] = [
@@ -35,6 +35,7 @@ def test_two_ranks_draw_what_one_draws(cuts: list[int], batch: int, exchange: st
     for call, one, other in zip(calls, first, second, strict=True):
         got, again = SampleResult(*one), SampleResult(*other)
         assert torch.equal(got.ids, again.ids)
+        assert got.implementation.endswith("+p2p" if exchange == "auto" else f"+{exchange}")
         own = {name: value for name, value in call.items() if name != "exchange"}
         if isinstance(own.get("temperature"), torch.Tensor):
             own["temperature"] = own["temperature"].cuda()

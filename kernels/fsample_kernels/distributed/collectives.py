@@ -35,9 +35,10 @@ class Transport(Protocol):
 
 
 class Link(Transport, Protocol):
-    """A transport that is opened for a number of words; see `p2p.Link`."""
+    """A transport of its own memory; see `p2p.Link`."""
 
     capacity: int
+    words: Tensor
 
     def check(self) -> None: ...
 
@@ -52,7 +53,8 @@ class Team:
         self.backend = dist.get_backend(group)
         self.members = dist.get_process_group_ranks(group)  # global ranks
         self.calls = 0
-        self.link: Link | None = None  # of exchange="p2p", once it is open
+        self.links: list[Link] = []  # of exchange="p2p", the one in use last
+        self.link_problem: str | None = None  # why there can be none, "" where there is; None: not yet known
 
     def arrive(self) -> None:
         """Tell the others, through the group's store, that this rank takes part in the next call.

@@ -14,10 +14,11 @@ from .. import api, validation, words
 from ..chunks import device_of
 from ..types import MIN_TEMPERATURE, Implementation, Math, Noise, Problem, SampleResult
 from ..validation import LogitBias, Shard
-from . import merge, shards
+from . import merge, peers, shards
 from .collectives import Team, Transport, team_of
 
-Exchange = Literal["auto", "p2p", "candidates", "log_mass"]
+Exchange = Literal["auto", "p2p", "p2p_after", "candidates", "log_mass"]
+_LINKED = ("p2p", "p2p_after")
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NOISES: tuple[Noise, ...] = get_args(Noise)
 _EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -71,9 +72,11 @@ def sample(
         first_id: token id of row 0. None: as the lengths of the ranks before it say, which any value given
             is held to.
         group: process group, or None for the default one. gloo, NCCL or any backend that gathers.
-        exchange: "candidates" or "log_mass", through the group's own gather; "p2p": candidates written by a
-            kernel into the memory of the other GPUs of the host; "auto": candidates, and log_mass for
-            noise="online", where a draw has no score.
+        exchange: "candidates" or "log_mass", through the group's own gather. "p2p": candidates written into
+            the memory of the other GPUs of the host, by the kernel that draws where that is the one for
+            Hopper and ids are all that is asked for, else by one after it; "p2p_after": always by one after
+            it, to compare. "auto": p2p where GPUs reach each other (found out once a group, the same on
+            every rank), else candidates; log_mass for noise="online", where a draw has no score.
         seed: None: rank 0 draws a seed and sends it, one more collective a call.
         head_bias: [V_r], of the shard. logit_bias and mask are by token id over all V, whole on every rank.
         vocab_size: bound on token ids over all V.
@@ -102,12 +105,13 @@ def sample(
     Source: Algorithm I.4 of FlashSampling, and the rank-level maximum of Algorithm 1.
     """
     team = team_of(group)
-    chosen = _exchange(exchange, noise, hidden)
+    _check_exchange(exchange, noise, hidden)
     header = _header(
-        hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, noise, chosen, vocab_size, seed,
-        position, temperature,
+        hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, noise, exchange, vocab_size,
+        seed, position, temperature,
     )  # fmt: skip
     shard, is_new = _agree(team, header, weight_shard)
+    chosen = _choose(team, exchange, noise, hidden.device)
     if seed is None:
         drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
         seed = team.broadcast(drawn)
@@ -141,8 +145,10 @@ def sample(
     if problem.num_rows == 0:
         result = _nothing(needed)
     else:
-        transport = _p2p(team, needed, name, is_new) if chosen == "p2p" else team
-        result = (_by_log_mass if chosen == "log_mass" else _by_candidates)(transport, needed, name)
+        if chosen in _LINKED:
+            result = _by_link(team, needed, name, is_new, in_kernel=chosen == "p2p")
+        else:
+            result = (_by_log_mass if chosen == "log_mass" else _by_candidates)(team, needed, name)
     return result._replace(
         ids=result.ids[:, :num_samples],
         logprob=None if result.logprob is None else result.logprob[:, :num_samples],
@@ -156,21 +162,39 @@ def check(group: dist.ProcessGroup | None = None) -> None:
 
     `sample` does so at its next call. Replayed CUDA graphs make no such call: check after a synchronisation.
     """
-    team = team_of(group)
-    if team.link is not None:
-        team.link.check()
+    for link in team_of(group).links:
+        link.check()
 
 
-def _exchange(name: Exchange, noise: Noise, hidden: Tensor) -> Exchange:
+def _check_exchange(name: Exchange, noise: Noise, hidden: Tensor) -> None:
     if name not in _EXCHANGES:
         raise ValueError(f"exchange must be one of {', '.join(_EXCHANGES)}, got {name!r}")
-    if noise == "online" and name in ("candidates", "p2p"):
+    if noise == "online" and name not in ("auto", "log_mass"):
         raise ValueError(f"exchange={name!r} compares scores, and noise='online' has none; use 'log_mass'")
-    if name == "p2p" and (not isinstance(hidden, Tensor) or hidden.device.type != "cuda"):
-        raise ValueError("exchange='p2p' writes into the memory of GPUs; on a CPU use 'candidates'")
-    if name == "auto":
-        return "log_mass" if noise == "online" else "candidates"
-    return name
+    if name in _LINKED and (not isinstance(hidden, Tensor) or hidden.device.type != "cuda"):
+        raise ValueError(f"exchange={name!r} writes into the memory of GPUs; on a CPU use 'candidates'")
+
+
+def _choose(team: Team, name: Exchange, noise: Noise, device: torch.device) -> Exchange:
+    """The exchange of a call, after all ranks have said that they ask for the same."""
+    if name == "auto" and noise == "online":
+        return "log_mass"
+    if name in ("candidates", "log_mass") or device.type != "cuda":
+        return "candidates" if name == "auto" else name
+    problem = _link_problem(team, device)
+    if problem and name != "auto":
+        raise ValueError(f"exchange={name!r} {problem}; use 'candidates'")
+    return "candidates" if problem else "p2p" if name == "auto" else name
+
+
+def _link_problem(team: Team, device: torch.device) -> str:
+    if team.link_problem is None:
+        team.link_problem = peers.why_not(team, device)
+        if not team.link_problem:
+            from . import p2p  # needs Triton
+
+            team.link_problem = p2p.open_first(team, device)
+    return team.link_problem
 
 
 def _header(
@@ -229,26 +253,39 @@ def _agree(team: Team, header: shards.Header, weight: Tensor) -> tuple[Shard, bo
     return held, is_new
 
 
-def _p2p(team: Team, problem: Problem, name: Implementation, is_new: bool) -> Transport:
-    """The gather of the team's link. Before the first of a shape every rank has compiled its kernels."""
-    from . import p2p  # needs Triton
+def _by_link(
+    team: Team, problem: Problem, name: Implementation, is_new: bool, in_kernel: bool
+) -> SampleResult:
+    """Candidates over the team's link. Before the first of a shape every rank has compiled its kernels."""
+    from ..ops import hopper_sample
+    from ..ops.compiling import compile_only
+    from . import p2p
 
     device = device_of(problem)
     num_words = problem.num_rows * problem.num_samples * (2 if problem.want_lse else 1)
-    if torch.cuda.is_current_stream_capturing():
-        assert team.link is not None and not is_new
-        return team.link
-    p2p.open_link(team, device, num_words)
-    assert team.link is not None
+    link = p2p.link_for(team, device, num_words)
+    fused = in_kernel and problem.num_columns > 0 and hopper_sample.meets(problem)
+    if not (fused and api.choose(problem, name) is hopper_sample):
+        if is_new:
+            _local(problem, name)
+            _meet(team, device)
+        return _by_candidates(link, problem, name)
     if is_new:
-        _local(problem, name)
-        torch.cuda.synchronize(device)
-        dist.barrier(team.group)
-    return team.link
+        with compile_only():
+            hopper_sample.run_linked(problem, link.words, team.size)
+        _meet(team, device)
+    link.check()
+    return hopper_sample.run_linked(problem, link.words, team.size)
+
+
+def _meet(team: Team, device: torch.device) -> None:
+    """Wait until every rank is here and its device idle."""
+    torch.cuda.synchronize(device)
+    dist.barrier(team.group)
 
 
 def _local(problem: Problem, name: Implementation) -> tuple[SampleResult, Tensor]:
-    """This rank's candidates and their keys [B, K]; id -1 and score -inf where the shard has none."""
+    """This rank's candidates, ids aside, and their keys [B, K]; score -inf where the shard has none."""
     if problem.num_columns:
         result, keys = api.choose(problem, name).candidates(problem)
         return result, keys
@@ -287,7 +324,7 @@ def _by_candidates(transport: Transport, problem: Problem, name: Implementation)
 
 def _by_log_mass(transport: Transport, problem: Problem, name: Implementation) -> SampleResult:
     """Gather (lse, id), and logprob where asked for; every rank makes the same draw of one of them."""
-    local, _ = _local(problem, name)
+    local: SampleResult = api.choose(problem, name).run(problem) if problem.num_columns else _nothing(problem)
     assert local.lse is not None
     sent = [words.pack_words(local.lse[:, None].expand(local.ids.shape), local.ids)]
     if local.logprob is not None:

@@ -4,8 +4,10 @@ One persistent CTA per SM. A producer warp streams tiles of W and H through a ri
 by TMA (`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and vocabulary
 ids on N, draw one id in every group of 32 (`hopper_tile.py`) and keep the best (score, id) of each row in
 registers over all their tiles (`hopper_rows.py`). At the end one 64-bit atomic max a row and CTA; the last
-CTA of a block of rows writes the ids and resets the workspace for the next launch. Log-probabilities, the
-log-sum-exp and several samples a row leave candidates instead, and `reduce_candidates` ends.
+CTA of a block of rows writes the ids and resets the workspace for the next launch; of a head that is split
+over ranks it leaves the keys, or exchanges them with the other GPUs while other blocks of rows still run.
+Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
+`reduce_candidates` ends.
 
 Values that only travel do so in tuples: ring (w_bufs, h_bufs, empty, full_bars), share (units, ctas, cta,
 row0), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots), own (rows, live, c, greedy,
@@ -23,8 +25,10 @@ from fsample_kernels.ops.hopper_rows import (
     draw_into,
     empty_state,
     load_scale,
+    meet_peers,
     publish,
     store_candidates,
+    take_keys,
     write_ids,
 )
 from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, transform
@@ -140,6 +144,7 @@ def consumer(
 def hopper_kernel(
     w, h,  # TMA descriptors of weight [V, D] in boxes [128, BD] and hidden [B, D] in boxes [BOX, BD]
     keys_ptr, counters_ptr, ids_ptr,  # [B] int64, [row blocks] int32, [B, 1] int64; None: leave candidates
+    link_ptr,  # None, or what `link` says: then ids are those of the best of all ranks' keys
     num_rows: gl.int32, num_columns: gl.int32, num_samples: gl.int32, size_d: gl.int32, units: gl.int32,
     num_slots: gl.int32, first_id: gl.int32, limit: gl.int32,
     temperature_ptr, temperature_stride: gl.int32, scale: gl.float32,
@@ -156,6 +161,7 @@ def hopper_kernel(
     BV: gl.constexpr, BH: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW: gl.constexpr,
     STAGES: gl.constexpr, WARPGROUPS: gl.constexpr, IN_FLIGHT: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    KEYS: gl.constexpr, RANKS: gl.constexpr,  # leave keys in place of ids; ranks of the link
 ):  # fmt: skip
     w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BV, BD], w.dtype)
     h_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BH, BD], h.dtype)
@@ -210,4 +216,13 @@ def hopper_kernel(
         cta_barrier()
         arrived = gl.atomic_add(counters_ptr + row_block, 1, sem="acq_rel", scope="gpu")
         if arrived == ctas - 1:
-            write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH)
+            if KEYS:
+                r, key = take_keys(keys_ptr, counters_ptr, row0, row_block, num_rows, BH)
+                gl.store(ids_ptr + r, key, mask=r < num_rows)
+            elif link_ptr is not None:
+                meet_peers(
+                    keys_ptr, counters_ptr, ids_ptr, link_ptr, row0, row_block, row_blocks, num_rows, BH,
+                    RANKS,
+                )  # fmt: skip
+            else:
+                write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH)

@@ -9,7 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fsample_kernels.ops.device import exp2
+from fsample_kernels.ops.gluon_names import cta_barrier
 from fsample_kernels.ops.hopper_tile import draw_block
+from fsample_kernels.ops.link import EPOCH, RANK, clock, end_step, ids_of, send, take
 
 # No score yet: the image of -inf (see `publish`).
 EMPTY_KEY = gl.constexpr(-0x7F800001 << 32)
@@ -147,6 +149,17 @@ def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
 
 
 @gluon.jit
+def take_keys(keys_ptr, counters_ptr, row0, row_block, num_rows, BH: gl.constexpr):
+    """The last CTA of a block of rows: their keys, and the workspace as the next launch wants it."""
+    lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    r = gl.arange(0, BH, layout=lay) + row0
+    key = gl.load(keys_ptr + r, mask=r < num_rows, other=0, volatile=True)
+    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < num_rows)
+    gl.store(counters_ptr + row_block, 0)
+    return r, key
+
+
+@gluon.jit
 def write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH: gl.constexpr):
     """The last CTA of a block of rows: keys to ids, and the workspace as the next launch wants it."""
     lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -159,3 +172,29 @@ def write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH: gl
     gl.store(ids_ptr + r, ids, mask=r < num_rows)
     gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < num_rows)
     gl.store(counters_ptr + row_block, 0)
+
+
+@gluon.jit
+def meet_peers(
+    keys_ptr, counters_ptr, ids_ptr, link_ptr, row0, row_block, row_blocks, num_rows,
+    BH: gl.constexpr, RANKS: gl.constexpr,
+):  # fmt: skip
+    """The last CTA of a block of rows sends its keys to the ranks of other shards, and waits for theirs.
+
+    It alone waits: every other CTA of its rows has ended, those of other rows wait for nobody's words before
+    they send their own, so the launch ends wherever its peers' do.
+    """
+    epoch = gl.load(link_ptr + EPOCH)
+    r, key = take_keys(keys_ptr, counters_ptr, row0, row_block, num_rows, BH)
+    live = r < num_rows
+    index = r.to(gl.int64)
+    send(link_ptr, epoch, index, key, live, RANKS, True)
+    spins = epoch * 0
+    start = clock(spins, True)
+    rank = gl.load(link_ptr + RANK)
+    for p in gl.static_range(RANKS - 1):
+        word, spins = take(link_ptr, epoch, index, (rank + 1 + p) % RANKS, live, start, spins, RANKS, True)
+        key = gl.maximum(key, word)
+    gl.store(ids_ptr + r, ids_of(key), mask=live)
+    cta_barrier()
+    end_step(link_ptr, epoch, row_blocks)

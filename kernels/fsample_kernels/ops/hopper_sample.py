@@ -107,13 +107,28 @@ def run(problem: Problem) -> SampleResult:
 
 
 def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
-    """The result and the keys of its ids, [B, K] int64; see `words.pack_key`."""
+    """The result, which leaves its ids to the keys, and the keys [B, K] int64; see `words.pack_key`."""
     keys = torch.empty(problem.num_rows, problem.num_samples, dtype=torch.int64, device=device_of(problem))
     return _run(problem, keys), keys
 
 
-def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
-    """The result; where keys are asked for the kernel leaves candidates, and stage 2 makes them."""
+def meets(problem: Problem) -> bool:
+    """Whether the kernel can exchange keys with the other ranks itself: it has them at its end."""
+    return problem.num_samples == 1 and not (problem.want_logprob or problem.want_lse)
+
+
+def run_linked(problem: Problem, link: Tensor, ranks: int) -> SampleResult:
+    """`run` of all ranks together, for a problem that `meets`: the ids of the best of all shards.
+
+    link: [6 + R] int64, see `ops.link`; its capacity is that of the rows at least.
+    """
+    return _run(problem, link=link, ranks=ranks)
+
+
+def _run(
+    problem: Problem, keys: Tensor | None = None, link: Tensor | None = None, ranks: int = 0
+) -> SampleResult:
+    """The result, and the keys [B, K] where asked for: made by the kernel, or by stage 2 from candidates."""
     hidden, weight = problem.hidden, problem.weight
     assert hidden is not None and weight is not None
     device = hidden.device
@@ -126,7 +141,7 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
     row_blocks = triton.cdiv(B, config.bh)
     ctas = max(1, min(sm_count(device) // row_blocks, units))
     wants_mass = problem.want_logprob or problem.want_lse
-    in_one_launch = K == 1 and not wants_mass and keys is None
+    in_one_launch = meets(problem)
     slots = 0 if in_one_launch else (ctas if K == 1 else units)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -140,7 +155,7 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
         rows = arguments.row_arguments(problem)
         launch = ids = state = None
         if in_one_launch:
-            ids = empty(B, 1, dtype=torch.int64)
+            ids = empty(B, 1, dtype=torch.int64) if keys is None else keys
             state = workspace(B, device)
         else:
             launch = arguments.Launch(
@@ -151,7 +166,7 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
         ready(hopper_kernel)[(ctas * row_blocks,)](
             w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
             keys_ptr=state.keys if state else None, counters_ptr=state.counters if state else None,
-            ids_ptr=ids,
+            ids_ptr=ids, link_ptr=link,
             num_rows=B, num_columns=V, num_samples=K, size_d=weight.shape[1], units=units, num_slots=slots,
             first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,
             scale=host_scale(problem.temperature),
@@ -168,6 +183,7 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
             BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
             WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight,
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
+            KEYS=in_one_launch and keys is not None, RANKS=ranks,
             num_warps=4, maxnreg=MAX_REGISTERS,
         )  # fmt: skip
         if launch is not None:
