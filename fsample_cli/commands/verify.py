@@ -43,6 +43,12 @@ from fsample_cli.reporters import write_report
 from fsample_cli.workloads import Workload
 
 OURS = ("fused:grouped", "fused:element", "fused:online")
+# `--sampler all` on a GPU: every kernel with both maths, then what others draw with. On a CPU: every name.
+AUDIT = (
+    "fused:grouped", "fused:element", "fused:grouped:exact", "fused:element:exact", "fused:grouped:triton",
+    "fused:element:triton", "fused:grouped:triton:exact", "fused:element:triton:exact", "fused:online",
+    "unfused", "multinomial-eager", "multinomial", "race", "fi1", "fi2",
+)  # fmt: skip
 OURS_OVER_RANKS = ("fused:candidates", "fused:log_mass", "fused:element", "fused:online")
 SMALL = Workload("verify", 512, 64)
 
@@ -123,14 +129,14 @@ def verify(
     if not 0 < alpha < 1:
         raise UsageError(f"--alpha must lie strictly between 0 and 1, got {alpha}", "try --alpha 0.01")
     known, ours = (samplers.NAMES, OURS) if tp == 1 else (samplers.TP_NAMES, OURS_OVER_RANKS)
-    names = expand(parse_samplers(sampler, known, ours), ours)
     where = resolve_device(device)
+    names = expand(parse_samplers(audit(sampler, where, tp), known, ours), ours)
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
         device=where, dtype=dtype, default=SMALL,
     )  # fmt: skip
 
-    from fsample_cli.exactness import battery, mutants, session, summary
+    from fsample_cli.exactness import battery, claims, mutants, session, summary
     from fsample_cli.measure import environment, inputs
     from fsample_cli.measure.team import team_of
 
@@ -169,6 +175,7 @@ def verify(
         "statistics": len(results),
         "failed": len(failed),
         "false_alarms": f"a right sampler fails this run with probability at most {alpha:g} (Holm)",
+        "claims": {name: text for name in names if (text := claims.claim(name)) is not None},
     }
     record = Record(
         "verify", command_line(), environment.collect(), inputs.describe(workload), tuple(shown), settings
@@ -176,6 +183,14 @@ def verify(
     write_report(record, target)
     if failed:
         raise typer.Exit(1)
+
+
+def audit(asked: list[str] | None, device: str, tp: int) -> list[str] | None:
+    """The names asked for; of those, `all` on one GPU means the whole audit."""
+    if asked is None or device != "cuda" or tp > 1:
+        return asked
+    names = [part.strip() for value in asked for part in value.split(",")]
+    return [name for word in names for name in (AUDIT if word == "all" else (word,))]
 
 
 def expand(names: tuple[str, ...], ours: tuple[str, ...] = OURS) -> tuple[str, ...]:

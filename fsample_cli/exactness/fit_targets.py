@@ -26,7 +26,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     results: list[TestResult] = []
     for target in all_targets(plan):
         draws = plan.budget(target.vocab)
-        if target.vocab == 512 and target.name in ("flat", "two-scale"):
+        if target.vocab == 512 and target.name in plan.focus:
             draws = plan.focus_draws
         case = Case.start(TEST, subject, f"{target.name} V={target.vocab}")
         results += judge_counts(case, target, count(subject, target, draws, case.name, plan))
@@ -90,11 +90,12 @@ def _mean(
     """
     n = int(counts.sum())
     centred = values - float(p @ values)
-    variance = float(p @ centred**2)
+    square = centred * centred  # numpy's powers above 2 go through pow(), which took most of this test
+    variance = float(p @ square)
     if variance == 0:
         return []
-    skew = float(p @ centred**3) / variance**1.5
-    kurtosis = float(p @ centred**4) / variance**2 - 3
+    skew = float(p @ (square * centred)) / variance**1.5
+    kurtosis = float(p @ (square * square)) / variance**2 - 3
     if skew**2 > 1e-3 * n or kurtosis > 5e-3 * n:
         return []
     return [case.mean(what, float(counts @ centred) / n, 0.0, variance**0.5, n, effect)]

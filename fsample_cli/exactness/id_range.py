@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsample_cli.exactness import targets
+from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.draws import draw_grid
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -12,7 +12,9 @@ from fsample_cli.exactness.subject import Subject
 TEST = "range"
 # one token; the two sides of a tile of 128; a size no power of two divides; sides of a block of 4096
 VOCABS = (1, 127, 129, 1000, 4095, 4097)
-ROWS = (1, 3, 65)  # alone, a partly filled tile, one past 64
+ROWS = (1, 3, forms.BATCHES[-1])  # alone, a partly filled tile, two past 128
+# A sampler that compiles every shape anew gets one batch a vocabulary.
+ONE_EACH = dict(zip(VOCABS, (1, 3, 130, 1, 130, 3), strict=True))
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -21,7 +23,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     for vocab in VOCABS:
         case = Case.start(TEST, subject, f"V={vocab}")
         wrong, draws = 0, 0
-        for rows in ROWS:
+        for rows in (ONE_EACH[vocab],) if subject.compiles_shapes else ROWS:
             seed = plan.case_seed(f"{case.name} {rows}")
             grid = draw_grid(subject, targets.flat(vocab), plan.samples, rows, seed, plan)
             wrong += int(((grid < 0) | (grid >= vocab)).sum())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsample_cli.exactness import targets
+from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.draws import draw_grid
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.outcomes import Case
@@ -47,7 +47,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     if subject.library is not None:
         hidden, weight = flat.tensors(rows, plan.device, plan.dtype)
         calls = [
-            subject.library(hidden, weight, seed=seed, position=step, num_samples=SAMPLES).ids
+            forms.by_row(subject.library, hidden, weight, seed=seed, position=step, num_samples=SAMPLES).ids
             for step in range(steps, steps + max(1, steps // SAMPLES))
         ]
         samples = torch.stack(

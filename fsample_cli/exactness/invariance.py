@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsample_cli.exactness import oracle, targets
+from fsample_cli.exactness import forms, oracle, targets
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
 from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import Library, Subject
 
 TEST = "invariance"
-ROWS, KINDS = 65, 4  # rows of four distributions; one row past a tile of 64
+ROWS, KINDS = forms.BATCHES[-1], 4  # rows of four distributions; two rows past tiles of 64 and 128
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -62,8 +62,13 @@ class _Setting:
         self.plain = self.draw(library)
 
     def draw(self, library: Library, num_samples: int = 1) -> Tensor:
-        return library(
-            self.hidden, self.weight, seed=self.seeds, position=self.positions, num_samples=num_samples
+        return forms.by_row(
+            library,
+            self.hidden,
+            self.weight,
+            seed=self.seeds,
+            position=self.positions,
+            num_samples=num_samples,
         ).ids
 
 
@@ -77,14 +82,18 @@ def _twice(s: _Setting) -> int:
 
 def _row_order(s: _Setting) -> int:
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)).to(s.device)
-    ids = s.library(s.hidden[order], s.weight, seed=s.seeds[order], position=s.positions[order]).ids
+    ids = forms.by_row(
+        s.library, s.hidden[order], s.weight, seed=s.seeds[order], position=s.positions[order]
+    ).ids
     return _differ(ids, s.plain[order])
 
 
 def _batch_size(s: _Setting) -> int:
     wrong = 0
     for size in (1, 2, 3, 17, 33, 64):
-        ids = s.library(s.hidden[:size], s.weight, seed=s.seeds[:size], position=s.positions[:size]).ids
+        ids = forms.by_row(
+            s.library, s.hidden[:size], s.weight, seed=s.seeds[:size], position=s.positions[:size]
+        ).ids
         wrong += _differ(ids, s.plain[:size])
     return wrong
 
@@ -96,9 +105,10 @@ def _neighbours(s: _Setting) -> int:
     mask = torch.ones(ROWS, s.vocab, dtype=torch.bool, device=s.device)
     mask[row % 2 == 1, : s.vocab // 2] = False
     temperature = torch.where(row % 3 == 2, 0.0, 1.0)
-    ids = s.library(
-        s.hidden, s.weight, seed=s.seeds, position=s.positions, temperature=temperature, mask=mask
-    ).ids
+    ids = forms.by_row(
+        s.library, s.hidden, s.weight, seed=s.seeds, position=s.positions, temperature=temperature,
+        allowed=forms.pack(mask),
+    ).ids  # fmt: skip
     return _differ(ids[~touched], s.plain[~touched])
 
 
@@ -109,9 +119,8 @@ def _samples(s: _Setting) -> int:
 
 def _on_device(s: _Setting) -> int:
     seed, position = 0x1234_5678_9ABC_DEF0, 77
-    host = s.library(s.hidden, s.weight, seed=seed, position=position).ids
-    tensors = [torch.tensor(value, device=s.device) for value in (seed, position)]
-    return _differ(host, s.library(s.hidden, s.weight, seed=tensors[0], position=tensors[1]).ids)
+    host = forms.plain(s.library, s.hidden, s.weight, seed=seed, position=position).ids
+    return _differ(host, forms.by_row(s.library, s.hidden, s.weight, seed=seed, position=position).ids)
 
 
 def _greedy(s: _Setting) -> int:
@@ -119,7 +128,8 @@ def _greedy(s: _Setting) -> int:
     first = (s.logits == s.logits.amax(1, keepdim=True)).long().argmax(1)[:, None].to(s.device)
     assert bool((best == first).all())
     return sum(
-        _differ(s.library(s.hidden, s.weight, seed=seed, temperature=0.0).ids, first) for seed in (0, 1, 2)
+        _differ(forms.plain(s.library, s.hidden, s.weight, seed=seed, position=0, temperature=0.0).ids, first)
+        for seed in (0, 1, 2)
     )
 
 
@@ -147,9 +157,15 @@ def _graph_result(case: Case, s: _Setting) -> TestResult:
 def _graph(s: _Setting) -> int:
     """One captured call, replayed with positions advanced on the device, against eager calls."""
     positions = s.positions.clone()
+    # made outside: a tensor from a Python number is a copy from the host, which a graph would freeze
+    temperature = torch.ones((), device=s.device)
+    allowed = forms.everything(ROWS, s.weight)
 
     def call() -> Tensor:
-        return s.library(s.hidden, s.weight, seed=s.seeds, position=positions).ids
+        return forms.by_row(
+            s.library, s.hidden, s.weight, seed=s.seeds, position=positions, temperature=temperature,
+            allowed=allowed,
+        ).ids  # fmt: skip
 
     side = torch.cuda.Stream(s.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

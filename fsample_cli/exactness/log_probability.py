@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fsample_cli.exactness import targets
+from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.fit_rows import float64_logits
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -30,14 +30,15 @@ def _entropy(subject: Subject, library: Library, plan: Plan) -> list[TestResult]
     case = Case.start(TEST, subject, f"{target.name} V={target.vocab}")
     rows = plan.rows(target.vocab, plan.pair_draws)
     hidden, weight = target.tensors(rows, plan.device, plan.dtype)
-    total, calls = 0.0, -(-plan.pair_draws // rows)
+    calls = -(-plan.pair_draws // rows)
+    sums = torch.zeros((), dtype=torch.float64, device=plan.device)
     for position in range(calls):
-        drawn = library(
-            hidden, weight, seed=plan.case_seed(case.name), position=position, want_logprob=True
+        drawn = forms.with_mass(
+            library, hidden, weight, seed=plan.case_seed(case.name), position=position
         ).logprob
         assert drawn is not None
-        total += float(drawn.double().sum())
-    draws = calls * rows
+        sums += drawn.double().sum()
+    total, draws = float(sums), calls * rows
     p = target.probabilities
     deviation = float(np.sqrt(p @ (np.log(p) + target.entropy) ** 2))
     return [case.mean("mean", total / draws, -target.entropy, deviation, draws, "nats")]
@@ -47,27 +48,26 @@ def _values(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
     """Temperature 0.5, scale, soft-cap, bias and mask together: the value belongs to the distribution
     drawn from.
     """
-    vocab, rows, temperature = 1000, 16, 0.5
+    vocab, rows, temperature = 1000, forms.BATCHES[-1], 0.5
     case = Case.start(TEST, subject, f"all transforms V={vocab}")
     generator = torch.Generator().manual_seed(plan.seed % 2**31)
-    weight = torch.randn(vocab, 64, generator=generator).to(plan.dtype)
-    hidden = torch.randn(rows, 64, generator=generator).to(plan.dtype)
+    weight = (2 * torch.randn(vocab, targets.HIDDEN, generator=generator)).to(plan.dtype)
+    hidden = torch.randn(rows, targets.HIDDEN, generator=generator).to(plan.dtype)
     bias = torch.randn(vocab, generator=generator)
     allowed = torch.rand(rows, vocab, generator=generator) < 0.7
     y = 30.0 * torch.tanh(0.5 * float64_logits(hidden, weight) / 30.0) + bias.double()
     y = y.masked_fill(~allowed, -torch.inf) / temperature
-    result = library(
+    result = forms.with_mass(
+        library,
         hidden.to(plan.device),
         weight.to(plan.device),
-        temperature=temperature,
         seed=plan.case_seed(case.name),
-        num_samples=4,
+        position=0,
+        temperature=temperature,
+        allowed=forms.pack(allowed).to(plan.device),
         logit_scale=0.5,
         softcap=30.0,
         logit_bias=bias.to(plan.device),
-        mask=allowed.to(plan.device),
-        want_logprob=True,
-        want_lse=True,
     )
     assert result.logprob is not None and result.lse is not None
     ids = result.ids.cpu()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import fsample_kernels
+from fsample_cli.exactness import forms
 from fsample_cli.exactness.plan import Level, Plan
 from fsample_cli.exactness.subject import Draw, Library, Subject
 from fsample_kernels.types import SampleResult
@@ -216,15 +217,17 @@ def _mask_before_cap(
     *,
     mask: Tensor | None = None,
     softcap: float | None = None,
+    logit_scale: float = 1.0,
     **options: Any,
 ) -> SampleResult:
-    if softcap is None or mask is None or mask.dtype != torch.bool:
-        return _honest_library(hidden, weight, mask=mask, softcap=softcap, **options)
-    y = (hidden.float() @ weight.float().T).masked_fill(~mask, -torch.inf)
+    if softcap is None or mask is None:
+        return _honest_library(hidden, weight, mask=mask, softcap=softcap, logit_scale=logit_scale, **options)
+    y = logit_scale * (hidden.float() @ weight.float().T)
+    y = y.masked_fill(~forms.unpack(mask, y.shape[1]), -torch.inf)
     return fsample_kernels.sample_logits(softcap * torch.tanh(y / softcap), noise="grouped", **options)
 
 
-def _untempered_logprob(*args: Tensor, temperature: float = 1.0, **options: Any) -> SampleResult:
+def _untempered_logprob(*args: Tensor, temperature: float | Tensor = 1.0, **options: Any) -> SampleResult:
     right = _honest_library(*args, temperature=temperature, **options)
     return right._replace(logprob=_honest_library(*args, temperature=1.0, **options).logprob)
 

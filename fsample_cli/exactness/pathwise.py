@@ -5,8 +5,9 @@ other one.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from fsample_cli.exactness import oracle
+from fsample_cli.exactness import forms, oracle, targets
 from fsample_cli.exactness.fit_rows import float64_logits
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -14,7 +15,7 @@ from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import Library, Subject
 
 TEST = "pathwise"
-ROWS, HIDDEN, SAMPLES = 33, 64, 2
+CHECKED, SAMPLES = 33, 2  # rows that the oracle, which is slow, looks at
 VOCABS = {"element": (129, 1000, 4097), "grouped": (129, 1000, 4097), "online": (4095, 4097, 9000)}
 STATED_RATE = 1e-3  # share of draws that may be near-ties; measured: below 1e-4
 
@@ -28,28 +29,36 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
 def _one(subject: Subject, library: Library, algorithm: str, vocab: int, plan: Plan) -> TestResult:
     case = Case.start(TEST, subject, f"V={vocab}")
     generator = torch.Generator().manual_seed(plan.case_seed(case.name) % 2**31)
-    weight = (torch.randn(vocab, HIDDEN, generator=generator) * 0.4).to(plan.device, plan.dtype)
-    hidden = torch.randn(ROWS, HIDDEN, generator=generator).to(plan.device, plan.dtype)
-    logits = float64_logits(hidden, weight)
-    seeds = torch.randint(2**62, (ROWS,), generator=generator)
-    positions = torch.randint(2**32, (ROWS,), generator=generator)
+    rows = forms.BATCHES[-1]
+    weight = (torch.randn(vocab, targets.HIDDEN, generator=generator) * 0.8).to(plan.device, plan.dtype)
+    hidden = torch.randn(rows, targets.HIDDEN, generator=generator).to(plan.device, plan.dtype)
+    logits = float64_logits(hidden[:CHECKED], weight)
+    seeds = torch.randint(2**62, (rows,), generator=generator)
+    positions = torch.randint(2**32, (rows,), generator=generator)
     wrong, near, draws, example = 0, 0, 0, ""
     for call in range(plan.samples):
         temperature = (1.0, 0.5)[call % 2]
-        seed = plan.case_seed(f"{case.name} {call}") if call % 2 else seeds + call
-        position = call if call % 2 else positions
-        on_device = seed.to(plan.device) if isinstance(seed, torch.Tensor) else seed
-        place = position.to(plan.device) if isinstance(position, torch.Tensor) else position
-        drawn = library(
-            hidden, weight, temperature=temperature, seed=on_device, position=place, num_samples=SAMPLES
-        ).ids.cpu()
-        for sample in range(SAMPLES):
+        seed: int | Tensor
+        position: int | Tensor
+        if call % 2:
+            seed, position = plan.case_seed(f"{case.name} {call}"), call
+            result = forms.plain(
+                library, hidden, weight, temperature=temperature, seed=seed, position=position
+            )
+        else:
+            seed, position = seeds[:CHECKED] + call, positions[:CHECKED]
+            result = forms.by_row(
+                library, hidden, weight, temperature=temperature, seed=(seeds + call).to(plan.device),
+                position=positions.to(plan.device), num_samples=SAMPLES,
+            )  # fmt: skip
+        drawn = result.ids[:CHECKED].cpu()
+        for sample in range(drawn.shape[1]):
             right = oracle.expected(logits, temperature, seed, position, sample, algorithm)
             other = drawn[:, sample] != right.ids
             unexplained = other & ~right.close
             near += int((other & right.close).sum())
             wrong += int(unexplained.sum())
-            draws += ROWS
+            draws += CHECKED
             if bool(unexplained.any()) and not example:
                 row = int(unexplained.nonzero()[0, 0])
                 example = (

@@ -26,6 +26,7 @@ class Size:
     fit_draws: int
     fit_logits: int
     focus_draws: int
+    focus: tuple[str, ...]  # the targets that get them
     gaps: tuple[float, ...]
     tail_expected: float
     tail_logits: int
@@ -39,6 +40,7 @@ SIZES: dict[Level, Size] = {
         fit_draws=12_000,
         fit_logits=5_000_000,
         focus_draws=40_000,
+        focus=("two-scale",),
         gaps=(10.0, 13.0, 17.0, 40.0),
         tail_expected=60.0,
         tail_logits=20_000_000,
@@ -50,6 +52,7 @@ SIZES: dict[Level, Size] = {
         fit_draws=100_000,
         fit_logits=100_000_000,
         focus_draws=1_000_000,
+        focus=("flat", "two-scale"),
         gaps=(10.0, 13.0, 15.0, 18.0, 20.0, 23.0, 30.0, 40.0),
         tail_expected=60.0,
         tail_logits=2_000_000_000,
@@ -61,6 +64,7 @@ SIZES: dict[Level, Size] = {
         fit_draws=5_000_000,
         fit_logits=5_000_000_000,
         focus_draws=20_000_000,
+        focus=("flat", "two-scale"),
         gaps=(10.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0, 25.0, 30.0, 35.0, 40.0),
         tail_expected=200.0,
         tail_logits=10_000_000_000,
@@ -68,6 +72,10 @@ SIZES: dict[Level, Size] = {
         samples=64,
     ),
 }
+
+# How many times more a GPU draws, and how many times more for the tails: at level deep enough for gap 23,
+# where 13 events are then expected.
+ON_GPU: dict[Level, tuple[int, int]] = {"quick": (25, 25), "standard": (30, 30), "deep": (8, 13)}
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class Plan:
     fit_draws: int  # per target at V = 512
     fit_logits: int  # budget per target at larger V
     focus_draws: int  # for the one-number tests (half, mean id, mean logit) at V = 512
+    focus: tuple[str, ...]  # the targets that get them
     gaps: tuple[float, ...]
     tail_vocab: int
     tail_expected: float  # draws grow until a tail expects this many events
@@ -90,7 +99,7 @@ class Plan:
     pair_draws: int  # per grid of the independence tests
     samples: int  # calls of the small deterministic tests
     call_logits: int  # logits of one call: as many equal rows as fit
-    max_rows: int = 65_536
+    max_rows: int = 16_384  # the Hopper kernel takes 128 an SM; beyond, another kernel would be tested
     only: tuple[str, ...] = ()  # names of targets to keep in the goodness tests; all when empty
     real_logits: tuple[NDArray[np.float64], ...] = field(default=())
 
@@ -114,10 +123,16 @@ def make_plan(
     seed: int,
     alpha: float,
     real_logits: tuple[NDArray[np.float64], ...] = (),
+    compiled: bool = True,
 ) -> Plan:
-    """The sizes of a level. A GPU draws about a hundred times more in the same time."""
+    """The sizes of a level. A GPU draws about a hundred times more in the same time, but for samplers that
+    are no compiled kernel, such as `online` in plain torch: those get what a CPU gets.
+
+    Level deep on a GPU is about 1.4e9 draws a sampler: calls of `max_rows` rows, which the host takes some
+    200 us to launch.
+    """
     on_gpu = device == "cuda"
-    more = {"quick": 25, "standard": 30, "deep": 20}[level] if on_gpu else 1
+    more, more_tails = ON_GPU[level] if on_gpu and compiled else (1, 1)
     size = SIZES[level]
     return Plan(
         level=level,
@@ -129,13 +144,14 @@ def make_plan(
         fit_draws=size.fit_draws * more,
         fit_logits=size.fit_logits * more,
         focus_draws=size.focus_draws * more,
+        focus=size.focus,
         gaps=size.gaps,
         tail_vocab=512,
         tail_expected=size.tail_expected,
-        tail_logits=size.tail_logits * more,
+        tail_logits=size.tail_logits * more_tails,
         pair_draws=size.pair_draws * more,
         samples=size.samples,
-        call_logits=2**25 if on_gpu else 2**21,
+        call_logits=2**26 if on_gpu else 2**21,
         real_logits=real_logits,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fsample_cli.exactness import targets
+from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.draws import Histogram
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.outcomes import Case
@@ -34,13 +34,11 @@ def _split(subject: Subject, library: Library, starts: tuple[int, ...], plan: Pl
     draws = plan.pair_draws // SHARE
     rows = plan.rows(VOCAB, draws)
     hidden, weight = target.tensors(rows, plan.device, plan.dtype)
+    shards = [shard_mask(a, b, rows, plan.device) for a, b in zip(starts, starts[1:], strict=False)]
     histogram = Histogram(VOCAB, 1, plan.device)
     seed = plan.case_seed(case.name)
     for position in range(-(-draws // rows)):
-        drawn = [
-            _rank(library, hidden, weight, a, b, seed, position)
-            for a, b in zip(starts, starts[1:], strict=False)
-        ]
+        drawn = [_rank(library, hidden, weight, shard, seed, position) for shard in shards]
         ids, masses = torch.stack([pair[0] for pair in drawn]), torch.stack([pair[1] for pair in drawn])
         histogram.add(merge.merge_log_mass(ids, masses, seed=seed, position=position).ids[:, 0])
     found = histogram.result()
@@ -49,13 +47,17 @@ def _split(subject: Subject, library: Library, starts: tuple[int, ...], plan: Pl
     return case.fit("", chi_squared(found.counts[0], target.probabilities), found.draws)
 
 
+def shard_mask(first: int, end: int, rows: int, device: str) -> Tensor:
+    """The packed mask [rows, V / 32] that leaves a rank its tokens first .. end - 1."""
+    ids = torch.arange(VOCAB)
+    return forms.pack(((ids >= first) & (ids < end))[None]).to(device).expand(rows, -1)
+
+
 def _rank(
-    library: Library, hidden: Tensor, weight: Tensor, first: int, end: int, seed: int, position: int
+    library: Library, hidden: Tensor, weight: Tensor, shard: Tensor, seed: int, position: int
 ) -> tuple[Tensor, Tensor]:
     """One rank's candidates [B, 1] and its log-mass [B]; a rank without tokens has id -1 and mass -inf."""
-    mask = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
-    mask[first:end] = True
-    result = library(hidden, weight, seed=seed, position=position, mask=mask, want_lse=True)
+    result = forms.with_mass(library, hidden, weight, seed=seed, position=position, allowed=shard)
     assert result.lse is not None
     return result.ids, result.lse
 
@@ -65,9 +67,11 @@ def _independent(subject: Subject, library: Library, plan: Plan) -> TestResult:
     case = Case.start(TEST, subject, "equal: ranks")
     rows = plan.rows(VOCAB, plan.pair_draws // SHARE)
     hidden, weight = targets.flat(VOCAB).tensors(rows, plan.device, plan.dtype)
-    seed, same, calls = plan.case_seed(case.name), 0, -(-plan.pair_draws // SHARE // rows)
+    shards = [shard_mask(first, first + 256, rows, plan.device) for first in (0, 256)]
+    seed, calls = plan.case_seed(case.name), -(-plan.pair_draws // SHARE // rows)
+    same = torch.zeros((), dtype=torch.int64, device=plan.device)
     for position in range(calls):
-        left, _ = _rank(library, hidden, weight, 0, 256, seed, position)
-        right, _ = _rank(library, hidden, weight, 256, 512, seed, position)
-        same += int((left + 256 == right).sum())
-    return case.events("", same, calls * rows, 1 / 256, "share of equal draws")
+        left, _ = _rank(library, hidden, weight, shards[0], seed, position)
+        right, _ = _rank(library, hidden, weight, shards[1], seed, position)
+        same += (left + 256 == right).sum()
+    return case.events("", int(same), calls * rows, 1 / 256, "share of equal draws")

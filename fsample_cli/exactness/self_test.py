@@ -42,7 +42,7 @@ def _control(
     device: str, dtype: torch.dtype, seed: int, alpha: float, stage: Callable[[str], None]
 ) -> TestResult:
     subject = control()
-    plan = make_plan("quick", device, dtype, seed, alpha)
+    plan = make_plan("quick", device, dtype, seed, alpha, compiled=False)
     found: list[TestResult] = []
     for check in battery.TESTS:
         stage(f"{subject.name}: {check.name}")
@@ -57,7 +57,7 @@ def _control(
 def _seen(mutant: Mutant, device: str, dtype: torch.dtype, seed: int, alpha: float) -> TestResult:
     """One mutant against its test; stops nowhere early, so the clearest statistic is shown."""
     check = next(check for check in battery.TESTS if check.name == mutant.test)
-    plan = mutant.narrow(make_plan(mutant.level, device, dtype, seed, alpha))
+    plan = mutant.narrow(make_plan(mutant.level, device, dtype, seed, alpha, compiled=False))
     found = battery.judge(battery.run_check(check, mutant.subject(), plan), alpha)
     clearest = min(
         found, key=lambda result: (not result.broken, 1.0 if result.p_value is None else result.p_value)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
-import fsample_kernels
 from fsample_cli import samplers
 from fsample_cli.errors import MissingError
 from fsample_cli.exactness import battery, fit_rows, self_test
+from fsample_cli.exactness.loading import Loader, is_compiled
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Level, for_online, make_plan
 from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import BadIds, Subject
 from fsample_cli.measure import inputs
 from fsample_cli.records import VerifyResult
-from fsample_cli.samplers.fused import Fused
 from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
 from fsample_cli.workloads import Workload
-from fsample_kernels.types import Implementation, Noise
 
 DISTINCT_ROWS = 4
 DRAWS = 10_000
@@ -61,12 +57,6 @@ class Head:
     transform: Transform
 
 
-@dataclass(frozen=True)
-class Loaded:
-    sampler: Sampler
-    subject: Subject
-
-
 def run(
     request: Request, stage: Callable[[str], None], tick: Callable[[], None]
 ) -> tuple[list[VerifyResult], int]:
@@ -76,18 +66,21 @@ def run(
     Raises UsageError for a sampler name that is unknown, MissingError where memory does not hold the head or
     nothing at all could be tested.
     """
+    dtype = inputs.TORCH_DTYPES[request.workload.dtype]
+    loader = Loader(request.device, dtype, request.ranks)
     for name in request.names:  # a misspelt one is found before anything runs
         with suppress(SamplerUnavailable):
-            _loader(request)(name, Transform())
+            loader.make(name, Transform())
     head = load_head(request)
-    plan = make_plan(
-        request.level,
-        request.device,
-        inputs.TORCH_DTYPES[request.workload.dtype],
-        request.seed,
-        request.alpha,
-        () if request.workload.checkpoint is None else tuple(row.numpy() for row in head.logits[:2]),
+    real = () if request.workload.checkpoint is None else tuple(row.numpy() for row in head.logits[:2])
+    kernels, torch_code = (
+        make_plan(request.level, request.device, dtype, request.seed, request.alpha, real, compiled)
+        for compiled in (True, False)
     )
+    if request.device == "cuda" and request.ranks == 1:
+        stage("compiling")
+        hidden = head.states[torch.arange(max(request.batches), device="cuda") % len(head.states)]
+        loader.compile_all(request.names, hidden, head.weight, kernels)
     draws = request.draws or default_draws(request)
     found: list[TestResult] = []
     loaded: dict[str, Sampler] = {}
@@ -97,14 +90,15 @@ def run(
             case = Case.start(test, Subject(name, _never), "")
             try:
                 if test == fit_rows.TEST:
-                    one = _load(name, head.transform, request)
-                    found += _rows(one.subject, head, request, draws)
+                    sampler, subject = loader.load(name, head.transform)
+                    found += _rows(subject, head, request, draws)
                 else:
-                    one = _load(name, Transform(), request)
+                    sampler, subject = loader.load(name)
                     check = next(check for check in battery.TESTS if check.name == test)
-                    sized = for_online(plan) if one.subject.noise == "online" else plan
-                    found += battery.run_check(check, one.subject, sized)
-                loaded[name] = one.sampler
+                    plan = kernels if is_compiled(name) else torch_code
+                    sized = for_online(plan) if subject.noise == "online" else plan
+                    found += battery.run_check(check, subject, sized)
+                loaded[name] = sampler
             except (SamplerUnavailable, ShapeUnsupported) as error:
                 if samplers.is_user_function(name):
                     raise
@@ -166,47 +160,6 @@ def _rows(subject: Subject, head: Head, request: Request, draws: int) -> list[Te
         except BadIds as error:
             results.append(Case.start(fit_rows.TEST, subject, f"B={batch}").rule("ids", True, 0, str(error)))
     return results
-
-
-def _loader(request: Request) -> Callable[[str, Transform], Sampler]:
-    if request.ranks == 1:
-        return samplers.load
-    from fsample_cli.samplers import tensor_parallel
-
-    return tensor_parallel.load
-
-
-def _load(name: str, transform: Transform, request: Request) -> Loaded:
-    sampler = _loader(request)(name, transform)
-    if not sampler.draws:
-        raise ShapeUnsupported(f"{name} returns logits and draws nothing")
-    base, *words = name.split(":")
-    if base != "fused" or sampler.algorithm is None:
-        # a user's `prepare` only looks at the ids, which the tests do themselves: wrong ones fail and are no
-        # usage error
-        prepare = None if samplers.is_user_function(name) else sampler.prepare
-        return Loaded(sampler, Subject(name, sampler.sample, prepare))
-    assert isinstance(sampler, Fused)
-    if request.ranks > 1:
-        return _load_sharded(name, sampler)
-    noise = cast(Noise, sampler.algorithm)
-    chosen = cast(Implementation, sampler.implementation)  # before any draw: what was asked for
-    library = partial(fsample_kernels.sample, noise=noise, math=sampler.math, implementation=chosen)
-    reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
-    return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference))
-
-
-def _load_sharded(name: str, sampler: Fused) -> Loaded:
-    """A subject that all ranks draw for together; exchanged candidates must be one rank's tokens as well."""
-    from fsample_cli.samplers.tensor_parallel import ShardedFused, sharded_sample
-
-    if not isinstance(sampler, ShardedFused) or sampler.exchange == "log_mass":
-        # other tokens than one rank draws: the tests of the distribution alone
-        return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare))
-    noise = sampler.noise
-    library = partial(sharded_sample, noise=noise, math=sampler.math, exchange=sampler.exchange)
-    reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
-    return Loaded(sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference))
 
 
 def _never(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:

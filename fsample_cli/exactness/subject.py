@@ -44,6 +44,7 @@ class Subject:
     library: Library | None = None
     noise: str | None = None  # "grouped", "element", "online" with `library`
     reference: Library | None = None  # the same algorithm in plain torch, where `library` may be a GPU kernel
+    compiles_shapes: bool = False  # each new shape costs it seconds
 
 
 class BadIds(ValueError):

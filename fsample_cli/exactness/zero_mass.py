@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fsample_cli.exactness import targets
+from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.draws import count
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -66,14 +65,19 @@ def _masked(subject: Subject, library: Library, plan: Plan, how: str) -> TestRes
     capped = how.endswith("soft-cap")
     logits = np.full(vocab, -1000.0 if capped else 0.0)
     hidden, weight = Target(how, logits).tensors(rows, plan.device, plan.dtype)
-    mask = (pack(allowed).expand(rows, -1) if how == "packed mask" else allowed).to(plan.device)
-    softcap = CAP if capped else None
-    wrong = 0
+    mask = allowed.to(plan.device)
+    packed = forms.pack(allowed[None]).to(plan.device).expand(rows, -1)
+    seed, wrong = plan.case_seed(case.name), 0
     for position in range(plan.samples):
-        seed = plan.case_seed(case.name)
-        ids = (
-            library(hidden, weight, seed=seed, position=position, mask=mask, softcap=softcap).ids[:, 0].cpu()
-        )
+        if capped:
+            drawn = forms.with_mass(
+                library, hidden, weight, seed=seed, position=position, allowed=packed, softcap=CAP
+            )
+        elif how == "packed mask":
+            drawn = forms.by_row(library, hidden, weight, seed=seed, position=position, allowed=packed)
+        else:
+            drawn = forms.masked(library, hidden, weight, seed=seed, position=position, mask=mask)
+        ids = drawn.ids[:, 0].cpu()
         inside = (ids >= 0) & (ids < vocab)
         wrong += int((~inside).sum() + (~allowed[ids[inside]]).sum())
     return case.rule("", wrong > 0, rows * plan.samples, f"{wrong} draws of masked tokens", EFFECT)
@@ -109,17 +113,11 @@ def _bounded(
     wrong = 0
     for position in range(plan.samples):
         seed = plan.case_seed(case.name)
-        drawn = library(hidden, weight, seed=seed, position=position, vocab_size=vocab, softcap=softcap)
+        if softcap is None:
+            drawn = forms.plain(library, hidden, weight, seed=seed, position=position, vocab_size=vocab)
+        else:
+            drawn = forms.with_mass(
+                library, hidden, weight, seed=seed, position=position, vocab_size=vocab, softcap=softcap
+            )
         wrong += int(((drawn.ids < 0) | (drawn.ids >= vocab)).sum())
     return case.rule("", wrong > 0, rows * plan.samples, f"{wrong} draws outside [0, {vocab})", EFFECT)
-
-
-def pack(allowed: Tensor) -> Tensor:
-    """bool [V] -> int32 words [1, ceil(V / 32)], bit i of word w is token 32 w + i: what grammar engines
-    produce.
-    """
-    words = -(-len(allowed) // 32)
-    bits = torch.zeros(words * 32, dtype=torch.int64)
-    bits[: len(allowed)] = allowed.cpu().to(torch.int64)
-    values = (bits.view(words, 32) << torch.arange(32)).sum(1)
-    return torch.where(values >= 2**31, values - 2**32, values).to(torch.int32)[None]

@@ -171,6 +171,12 @@ def heading(record: Record) -> list[str]:
     shown = {name: value for name, value in record.settings.items() if isinstance(value, (str, int, float))}
     if shown:
         lines.append(", ".join(f"{name}={value}" for name, value in shown.items()))
+    claims = record.settings.get("claims")
+    if isinstance(claims, dict):  # samplers that claim the same share a line
+        by_text: dict[str, list[str]] = {}
+        for name, text in claims.items():
+            by_text.setdefault(str(text), []).append(name)
+        lines += [f"{', '.join(names)}: {text}" for text, names in by_text.items()]
     return lines
 
 

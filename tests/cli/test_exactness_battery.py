@@ -28,7 +28,7 @@ def small(seed: int = 0) -> Plan:
     plan = make_plan("quick", "cpu", torch.float32, seed, ALPHA)
     return dataclasses.replace(
         plan, vocabs=(512, 2048), fit_draws=2000, fit_logits=2_000_000, focus_draws=4000,
-        tail_logits=2_000_000, tail_expected=30.0, pair_draws=4096, samples=1,
+        tail_logits=2_000_000, tail_expected=30.0, pair_draws=4096, samples=1, focus=("flat", "two-scale"),
     )  # fmt: skip
 
 
@@ -185,4 +185,5 @@ def test_plans_grow_with_the_level_and_suit_online() -> None:
     assert for_online(quick).tail_vocab > 8192
     assert quick.case_seed("a") != quick.case_seed("b")
     on_gpu = make_plan("deep", "cuda", torch.bfloat16, 0, 0.01)
-    assert on_gpu.tail_logits >= 10 * deep.tail_logits and on_gpu.rows(512, 10**9) == 65_536
+    assert on_gpu.tail_logits >= 10 * deep.tail_logits and on_gpu.rows(512, 10**9) == 16_384
+    assert make_plan("deep", "cuda", torch.bfloat16, 0, 0.01, compiled=False).fit_draws == deep.fit_draws

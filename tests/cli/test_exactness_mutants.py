@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fsample_kernels
-from fsample_cli.exactness import battery, invariance, oracle, pathwise, ranks, self_test, targets
+from fsample_cli.exactness import battery, forms, invariance, oracle, pathwise, ranks, self_test, targets
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.mutants import MUTANTS, Mutant, control
 from fsample_cli.exactness.plan import make_plan
@@ -92,7 +92,7 @@ def test_pathwise_sees_one_wrong_token_and_names_it(algorithm: str) -> None:
     def swapped(*args: Tensor, **options: Any) -> SampleResult:
         result = ours(algorithm)(*args, **options)
         ids = result.ids.clone()
-        ids[20, 1] ^= 1
+        ids[20, -1] ^= 1
         return result._replace(ids=ids)
 
     wrong = pathwise.run(subject(algorithm, swapped), plan)
@@ -128,8 +128,9 @@ def test_ranks_that_share_noise_or_merge_wrongly_are_seen(monkeypatch: pytest.Mo
 
     def local(hidden: Tensor, weight: Tensor, *, mask: Tensor, **options: Any) -> SampleResult:
         """Noise by place in the shard: as if every shard started at id 0."""
-        first = int(mask.int().argmax())
-        moved = mask.roll(-first)
+        allowed = forms.unpack(mask, weight.shape[0])
+        first = int(allowed[0].int().argmax())
+        moved = allowed[0].roll(-first)
         result = ours("grouped")(hidden, weight.roll(-first, 0), mask=moved, **options)
         return result._replace(ids=result.ids + first)
 

@@ -102,7 +102,7 @@ def test_a_failing_table_shows_the_worst_case_and_why(fsample: Fsample) -> None:
         "--device", "cpu",
     )  # fmt: skip
     assert done.code == 1
-    assert "fail" in done.out and "draws of tokens at -inf" in done.out and "ids outside [0, 1)" in done.out
+    assert "fail" in done.out and "draws of tokens at -inf" in done.out and "ids outside [0, " in done.out
 
 
 def test_temperature_is_applied_once(fsample: Fsample) -> None:

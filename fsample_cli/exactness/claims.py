@@ -1,0 +1,32 @@
+"""What each of our modes claims about its probabilities: printed by `verify`, shown in `test_claims.py`."""
+
+from __future__ import annotations
+
+import math
+
+# Given the fp32 logits: every probability is right to RELATIVE down to 2^-DEPTH of the row's total, and to
+# 2^-ABSOLUTE below.
+RELATIVE = 0.01
+GROUPED_DEPTH, GROUPED_ABSOLUTE = 40, 44
+# 32 random bits a token: the smallest exponential is 2^-33, in steps of 2^-32.
+ELEMENT_DEPTH, ELEMENT_ABSOLUTE = 30, 32
+ELEMENT_CUT = 33 * math.log(2)
+
+
+def claim(name: str) -> str | None:
+    """The claim of a sampler by its name, such as "fused:element:exact"; None for those that are not ours."""
+    base, *words = name.split(":")
+    if base not in ("fused", "unfused"):
+        return None
+    maths = "library log and exp" if "exact" in words else "fast log and exp"
+    logits = "its fp32 logits" if base == "fused" else "logits rounded to the inputs' dtype"
+    if "element" in words or any(word.startswith("element+") for word in words):
+        return (
+            f"probabilities right to 1% down to 2^-{ELEMENT_DEPTH} of the row's total, to "
+            f"2^-{ELEMENT_ABSOLUTE} absolute below; noise of 32 bits a token, which ends at "
+            f"{ELEMENT_CUT:.2f}; given {logits}; {maths}"
+        )
+    return (
+        f"probabilities right to 1% down to 2^-{GROUPED_DEPTH} of the row's total, to 2^-{GROUPED_ABSOLUTE} "
+        f"absolute below, total variation under 2^-20; given {logits}; {maths}"
+    )
