@@ -85,6 +85,9 @@ class BenchResult:
         None  # median; on several ranks `samples_us` holds the slowest rank's times
     )
     skew_us: float | None = None  # median of slowest minus fastest rank
+    minimum_us: float | None = None  # of all samples; on several ranks alone, as the next two
+    ideal_us: float | None = None  # the whole head on one rank, median, over the number of ranks
+    exchange_us: float | None = None  # this median minus that of a shard's draw alone
 
 
 @dataclass(frozen=True)

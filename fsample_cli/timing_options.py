@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -12,5 +12,11 @@ TimerOption = Annotated[
 WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls of each sampler first.")]
 IterationsOption = Annotated[
     int, typer.Option("--iterations", min=1, help="Timed calls, the same number for every sampler.")
+]
+RunsOption = Annotated[
+    Optional[int],  # noqa: UP045 - as in options
+    typer.Option(
+        "--runs", min=1, help="Runs of that many iterations. Default: 1, with --tp 5.", show_default=False
+    ),
 ]
 ColdOption = Annotated[bool, typer.Option("--cold/--no-cold", help="Empty the cache before every call.")]

@@ -39,7 +39,7 @@ from fsample_cli.options import (
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
 from fsample_cli.reporters import write_report
-from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
+from fsample_cli.timing_options import ColdOption, IterationsOption, RunsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS
 
 
@@ -62,6 +62,7 @@ def bench(
     timer: TimerOption = "auto",
     warmup: WarmupOption = 25,
     iterations: IterationsOption = 100,
+    runs: RunsOption = None,
     cold: ColdOption = True,
     device: DeviceOption = Device.auto,
     dtype: DTypeOption = DType.auto,
@@ -79,16 +80,19 @@ def bench(
     ids.
 
     With --tp the head is split over ranks, which are started here unless torchrun has done so: fused with
-    its exchanges (fused:candidates, fused:log_mass), baselines with the all-gather of logits inside, gemm a
-    rank's own product, one-rank the whole head on each. Times are the slowest rank's.
+    its exchanges (fused:p2p, fused:p2p_after, fused:candidates, fused:log_mass), baselines with the
+    all-gather of logits inside, gemm a rank's own product, shard a rank's own draw without an exchange,
+    one-rank the whole head on each. Times are the slowest rank's, over 5 runs unless --runs says otherwise.
     """
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))
     target = check_output(format, output, force)
     batches = parse_batches(batch)
-    known, default = (
-        (samplers.NAMES, samplers.DEFAULT) if tp == 1 else (samplers.TP_NAMES, samplers.TP_DEFAULT)
-    )
+    where = resolve_device(device)
+    known, default = samplers.NAMES, samplers.DEFAULT
+    if tp > 1:
+        known = samplers.TP_NAMES
+        default = samplers.TP_DEFAULT_GPU if where == "cuda" else samplers.TP_DEFAULT
     names = parse_samplers(sampler, known, default)
     bases = {name.partition(":")[0] for name in names if not samplers.is_user_function(name)}
     if baseline is not None and baseline not in bases.union(names):
@@ -96,7 +100,6 @@ def bench(
             f"--baseline must be one of the samplers that run ({', '.join(names)}), got {baseline!r}",
             f"add --sampler {baseline}",
         )
-    where = resolve_device(device)
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
         device=where, dtype=dtype,
@@ -108,14 +111,15 @@ def bench(
     from fsample_cli.measure.team import team_of
 
     workload = replace(workload, tp=tp)
+    rounds = runs or (1 if tp == 1 else 5)
     with (
         team_of(launch.place(tp) if tp > 1 else None, where) as team,
-        progress_bar(iterations * len(batches), quiet or team.rank > 0) as (stage, tick),
+        progress_bar(iterations * rounds * len(batches), quiet or team.rank > 0) as (stage, tick),
     ):
         done = session.run(
             names, workload, batches, device=where, timer=timer, warmup=warmup, iterations=iterations,
-            cold=cold, temperature=temperature, seed=seed, baseline=baseline, progress=Progress(stage, tick),
-            team=team,
+            runs=rounds, cold=cold, temperature=temperature, seed=seed, baseline=baseline,
+            progress=Progress(stage, tick), team=team,
         )  # fmt: skip
     if team.rank > 0:
         return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fsample_cli import samplers
+from fsample_cli.errors import UsageError
 from fsample_cli.hardware import ceilings, find_gpu
 from fsample_cli.measure import cold_cache, environment
 from fsample_cli.measure.clocks import make_clock_reader
@@ -35,6 +36,7 @@ def run(
     timer: str,
     warmup: int,
     iterations: int,
+    runs: int = 1,
     cold: bool,
     temperature: float,
     seed: int,
@@ -45,12 +47,12 @@ def run(
     """Choose the timer, time every sampler at every batch size, describe how. Raises what `choose_timer` and
     `sweep` raise, before anything is timed.
     """
-    chosen = choose_timer(timer, device)
+    chosen = choose_timer(timer, device) if team.size == 1 else timer_of_ranks(timer, device)
     if team.size > 1:
-        warmup, iterations = same_counts((warmup, iterations))
+        warmup, iterations, runs = same_counts((warmup, iterations, runs))
     found = environment.collect()
     gpu = find_gpu(found.gpu) if device == "cuda" else None
-    settings = Settings(device, chosen, warmup, iterations, temperature, seed, baseline, gpu)
+    settings = Settings(device, chosen, warmup, iterations, temperature, seed, baseline, gpu, runs)
     outcome = sweep(
         names,
         workload,
@@ -70,12 +72,13 @@ def run(
         "cache": cold_cache.describe(torch.device(device), cold),
         "warmup": warmup,
         "iterations": iterations,
+        **({"runs": runs} if runs > 1 else {}),
         "order": "interleaved",
         "temperature": temperature,
         "seed": seed,
         "roofline_bytes_per_s": bandwidth,
         "roofline_flop_per_s": rate,
-        **(across(team) if team.size > 1 else {}),
+        **(across(team, device) if team.size > 1 else {}),
         "samplers": outcome.descriptions,
         "problems": list(outcome.problems),
     }
@@ -91,10 +94,21 @@ def loader(team: Solo) -> Callable[[str, Transform], Sampler]:
     return tensor_parallel.load
 
 
-def across(team: Solo) -> dict[str, Json]:
+def timer_of_ranks(requested: str, device: str) -> str:
+    """The timer of several ranks. Raises UsageError for cupti, beside what `choose_timer` raises."""
+    if requested == "cupti":
+        raise UsageError(
+            "--timer cupti counts the wait for a slower rank's launch, and NCCL's watchdog crashes beside it",
+            "use --timer events or auto",
+        )
+    return choose_timer("events" if (requested, device) == ("auto", "cuda") else requested, device)
+
+
+def across(team: Solo, device: str) -> dict[str, Json]:
     """How times of several ranks became one."""
+    start = "a barrier of the ranks' devices behind 2 ms of sleep" if device == "cuda" else "a barrier"
     return {
         "ranks": team.size,
-        "sample": "slowest rank of each iteration, a barrier before it outside the measured span",
+        "sample": f"slowest rank of each iteration, {start} before it outside the measured span",
         "counts": "agreed from rank 0",
     }

@@ -36,6 +36,7 @@ class Settings:
     seed: int
     baseline: str | None  # sampler name that speed-ups refer to; None picks fi2, else multinomial
     gpu: Gpu | None  # for the roofline
+    runs: int = 1  # of that many iterations
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _one_batch(
         stopwatch=stopwatch,
         device=hidden.device,
         warmup=settings.warmup,
-        iterations=settings.iterations,
+        iterations=settings.iterations * settings.runs,
         flush=flush,
         clock_reader=clock_reader,
         tick=progress.tick,
@@ -184,10 +185,11 @@ def _one_batch(
         _over_ranks(
             _row(c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks),
             fastest.get(k, ()),
-            team.size,
         )
         for k, c in enumerate(contenders)
     ]
+    if team.size > 1:
+        rows = [across_ranks(row, medians, team.size) for row in rows]
     problems = [
         f"B={batch}: {c.sampler.name} {notes[k]}"
         for k, c in enumerate(contenders)
@@ -267,16 +269,25 @@ def _row(
     )
 
 
-def _over_ranks(row: BenchResult, fastest: tuple[float, ...], ranks: int) -> BenchResult:
+def _over_ranks(row: BenchResult, fastest: tuple[float, ...]) -> BenchResult:
     """The row with what the fastest rank took; unchanged where there is one process."""
     if not fastest:
         return row
     skew = [slow - fast for slow, fast in zip(row.samples_us, fastest, strict=True)]
-    note = row.note
-    if row.sampler == "one-rank" and row.median_us is not None:
-        note = f"B={row.batch}: ideal on {ranks} ranks {row.median_us / ranks:.1f} us"
+    return replace(row, fastest_rank_us=quantiles(fastest).median_us, skew_us=quantiles(skew).median_us)
+
+
+def across_ranks(row: BenchResult, medians: dict[str, float], ranks: int) -> BenchResult:
+    """The row beside the ideal of its batch and the draw of a shard alone, where those were timed."""
+    if row.median_us is None:
+        return row
+    whole, alone = medians.get("one-rank"), medians.get("shard")
+    exchanged = row.sampler == "fused" and alone is not None
     return replace(
-        row, fastest_rank_us=quantiles(fastest).median_us, skew_us=quantiles(skew).median_us, note=note
+        row,
+        minimum_us=min(row.samples_us),
+        ideal_us=None if whole is None else whole / ranks,
+        exchange_us=row.median_us - alone if exchanged and alone is not None else None,
     )
 
 

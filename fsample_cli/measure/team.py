@@ -14,6 +14,7 @@ from fsample_cli.errors import MissingError
 from fsample_cli.launch import Place
 
 Samples = tuple[tuple[float, ...], ...]  # [call][iteration]
+SLEEP_CYCLES = 4_000_000  # about 2 ms: longer than the host takes to launch any sampler
 TIMEOUT = timedelta(minutes=10)  # compiling a baseline on one rank takes minutes, and the others wait
 
 
@@ -42,8 +43,9 @@ SOLO = Solo()
 class Ranks(Solo):
     """The ranks of a process group; every method is a collective call."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, device: torch.device | None = None) -> None:
         self.rank, self.size = place.rank, place.size
+        self.device = device  # this rank's GPU
 
     def agree(self, note: str) -> str:
         notes: list[str] = [""] * self.size
@@ -51,10 +53,16 @@ class Ranks(Solo):
         return next((text for text in notes if text), "")
 
     def before_call(self, flush: Callable[[], None] | None) -> Callable[[], None] | None:
+        if self.device is None:
+            return lambda: _flush_and_meet(flush)
+        word = torch.zeros(1, device=self.device)
+
         def aligned() -> None:
+            """Ranks' devices start together, with all that is timed queued behind them: no launch is seen."""
             if flush is not None:
                 flush()
-            dist.barrier()
+            torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+            dist.all_reduce(word)  # on the device alone: a barrier would hold up the host
 
         return aligned
 
@@ -64,6 +72,12 @@ class Ranks(Solo):
         slowest = tuple(tuple(map(max, zip(*call, strict=True))) for call in zip(*each, strict=True))
         fastest = tuple(tuple(map(min, zip(*call, strict=True))) for call in zip(*each, strict=True))
         return slowest, fastest
+
+
+def _flush_and_meet(flush: Callable[[], None] | None) -> None:
+    if flush is not None:
+        flush()
+    dist.barrier()
 
 
 @contextmanager
@@ -98,7 +112,7 @@ def team_of(place: Place | None, device: str) -> Iterator[Solo]:
         device_id=own,
     )
     try:
-        yield Ranks(place)
+        yield Ranks(place, own)
     finally:
         dist.destroy_process_group()
 

@@ -69,6 +69,16 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("/ roof", lambda r: ratio(r.ratio_to_roofline)),
         Column("speed-up", lambda r: ratio(r.speedup)),
     ),
+    "bench --tp": (
+        BATCH,
+        SAMPLER,
+        Column("median us", lambda r: microseconds(r.median_us)),
+        Column("min us", lambda r: microseconds(r.minimum_us)),
+        Column("exchange", lambda r: microseconds(r.exchange_us)),
+        Column("/ GEMM", lambda r: ratio(r.ratio_to_gemm)),
+        Column("ideal us", lambda r: microseconds(r.ideal_us)),
+        Column("speed-up", lambda r: ratio(r.speedup)),
+    ),
     "io-model": (
         BATCH,
         Column("sampler", lambda r: r.sampler, left=True),
@@ -153,6 +163,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("roof bf16", lambda r: number(r.roofline_tflops, 0)),
     ),
 }
+
+
+def columns_of(record: Record) -> tuple[Column, ...]:
+    split = record.kind == "bench" and record.workload is not None and record.workload.tp > 1
+    return COLUMNS["bench --tp" if split else record.kind]
 
 
 def heading(record: Record) -> list[str]:

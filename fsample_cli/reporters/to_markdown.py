@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fsample_cli.records import Record
-from fsample_cli.reporters.columns import COLUMNS, footnotes, heading
+from fsample_cli.reporters.columns import columns_of, footnotes, heading
 from fsample_cli.reporters.verify_matrix import verify_matrix
 
 
 def to_markdown(record: Record) -> str:
     """The table's columns as a pipe table, its heading above and its notes below as paragraphs."""
-    columns = COLUMNS[record.kind]
+    columns = columns_of(record)
     lines = [
         _row([column.heading for column in columns]),
         _row(["---" if column.left else "---:" for column in columns]),

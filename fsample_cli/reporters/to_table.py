@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsample_cli.records import Record
-from fsample_cli.reporters.columns import COLUMNS, Column, footnotes, heading
+from fsample_cli.reporters.columns import Column, columns_of, footnotes, heading
 
 STYLES = {"pass": "green", "ok": "green", "faster": "green", "fail": "bold red", "regression": "bold red",
           "missing": "yellow", "slower": "yellow", "skipped": "yellow"}  # fmt: skip
@@ -42,7 +42,7 @@ def to_terminal(record: Record) -> str:
 
 
 def _render(record: Record, console: Console, limit: int, ascii_only: bool = False) -> str:
-    columns = COLUMNS[record.kind]
+    columns = columns_of(record)
     cells = [[column.value(row) for column in columns] for row in record.results]
     widths = _widths(columns, cells, limit)
     table = Table(box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

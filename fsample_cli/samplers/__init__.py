@@ -16,12 +16,13 @@ NAMES = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi
 # What `bench` runs when no sampler is named: the published comparison.
 DEFAULT = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi2")
 
-# What `bench --tp` runs: our exchanges, a rank's product, the whole head on one rank, and the baselines with
-# the all-gather of logits inside.
+# What `bench --tp` runs: our exchanges, a rank's product and its draw alone, the whole head on one rank, and
+# the baselines with the all-gather of logits inside.
 TP_NAMES = (
-    "fused", "gemm", "one-rank", "multinomial-eager", "multinomial", "race", "fi1", "fi2", "unfused",
+    "fused", "gemm", "shard", "one-rank", "multinomial-eager", "multinomial", "race", "fi1", "fi2", "unfused",
 )  # fmt: skip
 TP_DEFAULT = ("fused:candidates", "fused:log_mass", *TP_NAMES[1:-1])
+TP_DEFAULT_GPU = ("fused:p2p", "fused:p2p_after", *TP_DEFAULT)
 
 
 def is_user_function(name: str) -> bool:

@@ -28,7 +28,7 @@ from fsample_kernels.types import Implementation, Math, Noise, SampleResult
 all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
 BLOCK = 128  # shards that start at its multiples draw the same tokens for any number of ranks
 NOISES, MATHS, IMPLEMENTATIONS = get_args(Noise), get_args(Math), get_args(Implementation)
-EXCHANGES = ("p2p", "candidates", "log_mass")
+EXCHANGES = ("p2p", "p2p_after", "candidates", "log_mass")
 
 
 def width_of(vocab: int, size: int) -> int:
@@ -107,6 +107,28 @@ class OneRank(Fused):
         self.description += ", the whole head on every rank"
 
 
+class ShardDraw(Fused):
+    """A draw from a rank's own rows, nothing sent: fused minus this is what the exchange costs."""
+
+    def __init__(self, transform: Transform) -> None:
+        super().__init__(transform=transform)
+        self.name = "shard"
+        self.description = self.description.replace("weight", "weight_shard") + ", no exchange"
+
+    def sample(
+        self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
+    ) -> Tensor:
+        rows = weight[own_rows(weight)]
+        return super().sample(hidden, rows, temperature=temperature, seed=seed, position=position)
+
+    def problem(self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int) -> str:
+        """It is no draw from the whole head, so no other sampler's: its ids lie in the shard, that is all."""
+        ids = self.sample(hidden, weight, temperature=temperature, seed=seed, position=0)
+        rows = own_rows(weight)
+        inside = bool(((ids >= 0) & (ids < rows.stop - rows.start)).all())
+        return "" if inside else "ids outside of the shard"
+
+
 class ShardGemm:
     """`hidden @ weight_shard.T`: a rank's part of the product, nothing drawn and nothing sent."""
 
@@ -150,6 +172,8 @@ def load(name: str, transform: Transform = IDENTITY) -> Sampler:
         return _fused(name, words, transform)
     if name == "gemm":
         return ShardGemm()
+    if name == "shard":
+        return ShardDraw(transform)
     if name == "one-rank":
         return OneRank(transform)
     made = None if samplers.is_user_function(name) else samplers.load(name, transform)

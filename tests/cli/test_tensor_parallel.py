@@ -20,26 +20,33 @@ SHAPE = ("--device", "cpu", "--vocab", 1000, "--hidden", 16, "--quiet", "--forma
 
 
 def test_bench_on_two_ranks(shell: Fsample) -> None:
-    names = "fused:candidates,fused:log_mass,gemm,one-rank,multinomial-eager,fi2"
+    names = "fused:candidates,fused:log_mass,gemm,shard,one-rank,multinomial-eager,fi2"
     done = shell(
-        "bench", "--tp", 2, *SHAPE, "--sampler", names, "--batch", "1,8,64", "--iterations", 7, "--warmup", 2,
+        "bench", "--tp", 2, *SHAPE, "--sampler", names, "--batch", "1,8,64", "--iterations", 7, "--runs", 2,
+        "--warmup", 2,
         "--baseline", "multinomial-eager",
     )  # fmt: skip
     assert done.code == 0, done.err
     data = json.loads(done.out)
     assert data["workload"]["tp"] == 2 and data["settings"]["ranks"] == 2
-    assert data["settings"]["iterations"] == 7 and "rank 0" in data["settings"]["counts"]
+    assert (
+        data["settings"]["iterations"] == 7
+        and data["settings"]["runs"] == 2
+        and "rank 0" in data["settings"]["counts"]
+    )
     assert "all_gather(hidden @ weight_shard.T)" in data["settings"]["samplers"]["multinomial-eager"]
     rows = {(row["sampler"], row["algorithm"], row["batch"]): row for row in data["results"]}
-    assert len(rows) == 18
+    assert len(rows) == 21
     for (name, _, batch), row in rows.items():
         if name == "fi2":
             assert row["median_us"] is None and "unavailable" in row["note"]
             continue
-        assert len(row["samples_us"]) == row["iterations"] == 7
+        assert len(row["samples_us"]) == row["iterations"] == 14
+        assert row["minimum_us"] == min(row["samples_us"])
+        assert row["ideal_us"] == rows["one-rank", "grouped", batch]["median_us"] / 2
         assert row["fastest_rank_us"] <= row["median_us"] and row["skew_us"] >= 0
-        if name == "one-rank":
-            assert row["note"] == f"B={batch}: ideal on 2 ranks {row['median_us'] / 2:.1f} us"
+        alone = rows["shard", "grouped", batch]["median_us"]
+        assert row["exchange_us"] == (row["median_us"] - alone if name == "fused" else None)
         if name == "multinomial-eager":
             assert row["speedup"] == 1.0
     assert rows["fused", "log_mass", 8]["implementation"] == "reference+log_mass"
@@ -73,7 +80,7 @@ def test_ranks_that_torchrun_started_are_joined(child_env: dict[str, str]) -> No
             ("bench", "--sampler", "somewhere:function"),
             "does not run on several ranks; choose from fused, gemm",
         ),
-        (("bench", "--sampler", "fused+store"), "--sampler must be one of fused, gemm, one-rank"),
+        (("bench", "--sampler", "fused+store"), "--sampler must be one of fused, gemm, shard, one-rank"),
         (("verify", "--self-test"), "--self-test runs on one rank, got --tp 2"),
     ],
 )
