@@ -3,6 +3,7 @@
 A page marks a place, and what stands between the marks is replaced:
 
     <!-- record bench h200 qwen3-8b -->  ...  <!-- end -->    median times, one column a sampler
+    <!-- features h200 qwen3-8b -->  ...  <!-- end -->        bench --features: a time, then ratios to it
     <!-- output verify cpu real-model -->  ...  <!-- end -->  what the command printed, with its command line
     <!-- run presets -->  ...  <!-- end -->                   what a command prints now, without measuring
     <!-- records -->  ...  <!-- end -->                       every record: file, machine, commit, command
@@ -29,7 +30,8 @@ from fsample_cli.reporters.columns import microseconds, ratio
 PROFILES = Path(__file__).resolve().parent
 PAGES = (PROFILES.parent / "README.md", PROFILES / "README.md")
 PLACE = re.compile(
-    r"(?P<begin><!-- (?P<what>records|record|output|run)(?P<words>[^>]*?) -->\n).*?(?P<end><!-- end -->)",
+    r"(?P<begin><!-- (?P<what>records|record|features|output|run)(?P<words>[^>]*?) -->\n).*?"
+    r"(?P<end><!-- end -->)",
     re.S,
 )
 ORDER = ("gemm", "fused", "multinomial", "multinomial-eager", "race", "fi1", "fi2")
@@ -65,14 +67,15 @@ def fill(place: re.Match[str], records: dict[Path, Record], page: Path) -> str:
     elif place["what"] == "run":
         text = run(words)
     else:
-        file = newest(records, *words)
+        file = newest(records, *(["bench", *words] if place["what"] == "features" else words))
         if file is None:
             print(f"no record for: {' '.join(words)}", file=sys.stderr)
             return f"{place['begin']}{place['end']}"
         elif place["what"] == "output":
             text = output(records[file])
         else:
-            text = times(records[file]) + f"\n{caption(records[file], file, page)}\n"
+            table = features if place["what"] == "features" else times
+            text = table(records[file]) + f"\n{caption(records[file], file, page)}\n"
     return f"{place['begin']}\n{text}\n{place['end']}"
 
 
@@ -125,6 +128,23 @@ def times(record: Record) -> str:
         if baseline in ran:
             cells.append(ratio(fused.speedup if fused else None))
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def features(record: Record) -> str:
+    """The plain call's median microseconds, a row a batch; then each option's median over it."""
+    rows: dict[int, dict[str, BenchResult]] = {}
+    for result in record.results:
+        name = result.sampler if result.algorithm in (None, "grouped") else str(result.algorithm)
+        rows.setdefault(result.batch, {})[name] = result
+    shown = [name for name in next(iter(rows.values())) if name not in ("fused", "gemm")]
+    heads = ["B", "**fused**", *(name.removeprefix("fused") for name in shown)]
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---:"] * len(heads)) + " |"]
+    for batch, row in rows.items():
+        plain = row["fused"].median_us
+        costs = [row[name].median_us for name in shown]
+        cells = [ratio(cost / plain if cost is not None and plain else None) for cost in costs]
+        lines.append("| " + " | ".join([str(batch), f"**{microseconds(plain)}**", *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 

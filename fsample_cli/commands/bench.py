@@ -52,6 +52,9 @@ def bench(
             "--baseline", help="Speed-ups refer to it. Default: fi2, else multinomial.", show_default=False
         ),
     ] = None,
+    features: Annotated[
+        bool, typer.Option("--features", help="Time each option of fused alone, beside the plain call.")
+    ] = False,
     preset: PresetOption = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
@@ -83,6 +86,10 @@ def bench(
     its exchanges (fused:p2p, fused:p2p_after, fused:candidates, fused:log_mass), baselines with the
     all-gather of logits inside, gemm a rank's own product, shard a rank's own draw without an exchange,
     one-rank the whole head on each. Times are the slowest rank's, over 5 runs unless --runs says otherwise.
+
+    With --features: per-row temperature with greedy rows, seeds on the device, mask, dense and sparse bias,
+    head bias, soft-cap, logprob, lse, four samples, element noise; each alone, with values that change no
+    token, and gated by the plain call's ids.
     """
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))
@@ -93,7 +100,14 @@ def bench(
     if tp > 1:
         known = samplers.TP_NAMES
         default = samplers.TP_DEFAULT_GPU if where == "cuda" else samplers.TP_DEFAULT
-    names = parse_samplers(sampler, known, default)
+    if features:
+        if sampler or baseline or tp > 1:
+            raise UsageError(
+                "--features brings its own samplers and baseline, on one rank",
+                "leave out --sampler, --baseline and --tp",
+            )
+        baseline = "fused"
+    names = samplers.FEATURES if features else parse_samplers(sampler, known, default)
     bases = {name.partition(":")[0] for name in names if not samplers.is_user_function(name)}
     if baseline is not None and baseline not in bases.union(names):
         raise UsageError(
@@ -127,7 +141,7 @@ def bench(
         note(done.outcome.compiled, quiet)
     timed = {row.sampler for row in done.outcome.results if row.median_us is not None}
     used = baseline or next((name for name in ("fi2", "multinomial") if name in timed), None)
-    settings = {**done.settings, "baseline": used}
+    settings = {**done.settings, "baseline": used, **({"features": True} if features else {})}
     rows, problems = done.outcome.results, done.outcome.problems
     write_report(
         Record("bench", command_line(), done.environment, inputs.describe(workload), rows, settings), target

@@ -20,7 +20,13 @@ from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
 from fsample_cli.measure.traffic import floor, traffic
 from fsample_cli.records import BenchResult
-from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import (
+    HeldToAnother,
+    Sampler,
+    SamplerUnavailable,
+    ShapeUnsupported,
+    Transform,
+)
 from fsample_cli.workloads import Workload
 
 
@@ -123,6 +129,8 @@ def _admit(
 ) -> Contender:
     progress.stage(f"checking {name}")
     sampler = load(name, transform)
+    if isinstance(sampler, HeldToAnother):  # on the tensors that are timed
+        return Contender(name, sampler)
     plain = sampler if transform.is_identity else load(name, Transform())
     try:
         verdict = gate.check_small(
@@ -205,6 +213,9 @@ def _prepare(
     """Empty when the sampler may be timed on these tensors, else the note of its row."""
     try:
         sampler.prepare(hidden, weight, temperature=settings.temperature)
+        if isinstance(sampler, HeldToAnother):
+            wrong = sampler.problem(hidden, weight, temperature=settings.temperature, seed=settings.seed)
+            return wrong and f"failed its gate: {wrong}"
         verdict = gate.check_shape(
             sampler, hidden, weight, temperature=settings.temperature, seed=settings.seed, transform=transform
         )

@@ -25,6 +25,13 @@ TP_DEFAULT = ("fused:candidates", "fused:log_mass", *TP_NAMES[1:-1])
 TP_DEFAULT_GPU = ("fused:p2p", "fused:p2p_after", *TP_DEFAULT)
 
 
+# What `bench --features` runs: the plain call, the bare GEMM, and the plain call with one option more.
+FEATURES = (
+    "fused", "gemm", "fused+temperature", "fused+seeds", "fused+mask", "fused+bias", "fused+sparse-bias",
+    "fused+head-bias", "fused+softcap", "fused+logprob", "fused+lse", "fused+samples", "fused:element",
+)  # fmt: skip
+
+
 def is_user_function(name: str) -> bool:
     """True for `module:function` and `file.py:function`."""
     base, colon, attribute = name.rpartition(":")
@@ -34,8 +41,8 @@ def is_user_function(name: str) -> bool:
 def load(name: str, transform: Transform = IDENTITY) -> Sampler:
     """Make the sampler called `name`, for a head whose logits go through `transform`.
 
-    Names: NAMES; `fused:element`, `fused:grouped:triton` (algorithm, implementation, or both; also after
-    `fused+store:`); `module:function` or `file.py:function` for a user's own. Raises UsageError
+    Names: NAMES; FEATURES; `fused:element`, `fused:grouped:triton` (algorithm, implementation, or both; also
+    after `fused+store:`); `module:function` or `file.py:function` for a user's own. Raises UsageError
     for an unknown name, InputError for a file that is not there.
     """
     base, *options = name.split(":")
@@ -46,6 +53,10 @@ def load(name: str, transform: Transform = IDENTITY) -> Sampler:
             return fused.make(options, store=base == "fused+store", transform=transform)
         except ValueError as error:
             raise UsageError(f"--sampler {name}: {error}", hint="for example fused:element") from error
+    if name in FEATURES and "+" in name:
+        from fsample_cli.samplers.features import Featured
+
+        return Featured(name.partition("+")[2], transform)
     if is_user_function(name):
         from fsample_cli.samplers import user
 

@@ -54,6 +54,15 @@ class HoldsColumns(Protocol):
     def columns(self, vocab: int) -> slice: ...
 
 
+@runtime_checkable
+class HeldToAnother(Protocol):
+    """A sampler that must draw the ids of another one, which has passed the gate of the distribution."""
+
+    def problem(self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int) -> str:
+        """Empty, or in words how they differ on these tensors; only after `prepare`."""
+        ...
+
+
 def whole_product(hidden: Tensor, weight: Tensor) -> Tensor:
     """Logits [B, V]: what a sampler's `product` is unless the head is split over ranks."""
     return hidden @ weight.T

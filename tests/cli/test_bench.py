@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import fsample_kernels
 from fsample_cli.measure.clocks import ClockReading
 from fsample_cli.measure.sweep import Settings, sweep
 from fsample_cli.measure.timing import WallStopwatch
 from fsample_cli.records import Record
-from fsample_cli.samplers import multinomial
+from fsample_cli.samplers import features, multinomial
 from fsample_cli.workloads import Workload
 from tests.cli.conftest import Fsample
 
@@ -231,3 +234,44 @@ def test_compiled_samplers_run_on_the_cpu(fsample: Fsample) -> None:
     assert done.code == 0, done.err
     timed = {row["sampler"] for row in strict(done.out)["results"] if row["median_us"]}
     assert timed == {"multinomial", "race"}
+
+
+def test_features_are_timed_beside_the_plain_call_and_draw_its_ids(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = fsample("bench", "--features", *TINY, "--batch", "5", "--seed", 2**63 + 1, "--format", "json")
+    assert done.code == 0, done.err
+    record = Record.from_dict(strict(done.out))
+    assert [row.sampler for row in record.results][:2] == ["fused", "gemm"]
+    assert {row.sampler.partition("+")[2] for row in record.results[2:-1]} == set(features.FEATURES)
+    assert record.results[-1].algorithm == "element"
+    assert all(row.median_us and row.speedup for row in record.results), done.err
+    assert record.settings["baseline"] == "fused" and record.settings["features"] is True
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "profiles")
+    tables = importlib.import_module("tables")
+    heads, _, cells = (line.split(" | ") for line in tables.features(record).splitlines())
+    plain, mask = record.results[0], next(row for row in record.results if row.sampler == "fused+mask")
+    assert heads[1] == "**fused**" and heads[-1] == "element |" and "+bias" in heads
+    assert cells[heads.index("+mask")] == f"{mask.median_us / plain.median_us:.3f}"
+
+
+@pytest.mark.parametrize("feature", features.FEATURES)
+def test_a_feature_that_changes_tokens_gets_no_time(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch, feature: str
+) -> None:
+    inner = fsample_kernels.sample
+
+    def other_position(*args: Any, position: Any, **named: Any) -> fsample_kernels.SampleResult:
+        is_plain = "implementation" in named  # `Fused` names all it has, `Featured` what differs
+        return inner(*args, position=position if is_plain else position + 1, **named)
+
+    monkeypatch.setattr(fsample_kernels, "sample", other_position)
+    sampler = features.Featured(feature)
+    hidden, weight = torch.randn(8, 16), torch.randn(600, 16) * 0.1
+    sampler.prepare(hidden, weight, temperature=1.0)
+    assert "ids differ" in sampler.problem(hidden, weight, temperature=1.0, seed=3)
+
+
+def test_features_bring_their_own_samplers(fsample: Fsample) -> None:
+    done = fsample("bench", "--features", "--sampler", "gemm")
+    assert done.code == 2 and "--features" in done.error and "--sampler" in done.error
