@@ -1,0 +1,88 @@
+"""Small kernels that call the device functions on given words, as the samplers' kernels call them."""
+
+# No `from __future__ import annotations`: Triton reads the constexpr annotations.
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fsample_kernels.ops import device, epilogue
+from tests.kernels.bisection import split
+
+BLOCK = 1024
+
+
+@triton.jit
+def member_kernel(x_ptr, high_ptr, low_ptr, out_ptr, count, FAST: tl.constexpr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    mask = i < count
+    x = (tl.load(x_ptr + i * 0),)  # type: tuple[tl.tensor, ...]
+    for j in tl.static_range(1, 32):
+        x = x + (tl.load(x_ptr + i * 0 + j),)
+    one = tl.full((N,), 1.0, tl.float32)
+    _, total, sums = device.group_mass(x, one, FAST)
+    r0 = tl.load(high_ptr + i, mask=mask, other=0).to(tl.uint32)
+    r1 = tl.load(low_ptr + i, mask=mask, other=0).to(tl.uint32)
+    member, _ = device.draw_member(sums, total, r0, r1)
+    tl.store(out_ptr + i, member, mask=mask)
+
+
+@triton.jit
+def exponential_kernel(high_ptr, low_ptr, out_ptr, count, FAST: tl.constexpr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    mask = i < count
+    high = tl.load(high_ptr + i, mask=mask, other=0).to(tl.uint32)
+    low = tl.load(low_ptr + i, mask=mask, other=0).to(tl.uint32)
+    tl.store(out_ptr + i, device.log2_exponential(device.uniform64(high, low), FAST), mask=mask)
+
+
+@triton.jit
+def words_kernel(first, u_ptr, log2_ptr, FAST: tl.constexpr, N: tl.constexpr):
+    """uniform32 and log2_exponential of the words first, first + 1, ..."""
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    u = device.uniform32((first + i.to(tl.int64)).to(tl.uint32))
+    tl.store(u_ptr + i, u)
+    tl.store(log2_ptr + i, device.log2_exponential(u, FAST))
+
+
+@triton.jit
+def function_kernel(x_ptr, out_ptr, NAME: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    if NAME == "exp2":
+        y = device.exp2(x, FAST)
+    elif NAME == "log2":
+        y = device.log2(x, FAST)
+    else:
+        y = epilogue.tanh(x)
+    tl.store(out_ptr + i, y)
+
+
+def members(x: Tensor, words: list[int], fast: bool) -> list[int]:
+    """Member of the group x [32] (log2 masses, fp32) that each 64-bit word draws."""
+    high, low = split(words, str(x.device))
+    out = torch.full((len(words),), -1, dtype=torch.int32, device=x.device)
+    member_kernel[(triton.cdiv(len(words), BLOCK),)](x, high, low, out, len(words), fast, BLOCK)
+    return out.tolist()
+
+
+def log2_exponentials(words: list[int], fast: bool, where: str) -> list[float]:
+    """log2 E of each 64-bit word."""
+    high, low = split(words, where)
+    out = torch.full((len(words),), torch.nan, device=where)
+    exponential_kernel[(triton.cdiv(len(words), BLOCK),)](high, low, out, len(words), fast, BLOCK)
+    return out.tolist()
+
+
+def stages32(first: int, count: int, fast: bool, where: str) -> tuple[Tensor, Tensor]:
+    """(u, log2 E), fp32 [count], of the 32-bit words first, first + 1, ...; count a multiple of 1024."""
+    u, log2 = torch.full((2, count), torch.nan, device=where).unbind()
+    words_kernel[(count // BLOCK,)](first, u, log2, fast, BLOCK)
+    return u, log2
+
+
+def function(name: str, x: Tensor, fast: bool) -> Tensor:
+    """exp2, log2 or tanh of x [n] fp32; n a multiple of 1024."""
+    out = torch.full_like(x, torch.nan)
+    function_kernel[(x.numel() // BLOCK,)](x, out, name, fast, BLOCK)
+    return out

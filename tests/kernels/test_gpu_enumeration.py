@@ -1,0 +1,103 @@
+"""The claim and the numerics of the device functions as a GPU runs them: every word, none left to chance."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels import bisection, numerics, stage_kernels
+
+pytestmark = pytest.mark.gpu
+maths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "exact"])
+POINTS = 1023  # words a launch
+CHUNK = 1 << 26
+EVERY_WORD = 1 << 32
+INFINITY = 0x7F800000  # its bits
+
+
+@maths
+@pytest.mark.parametrize("name", list(bisection.tail_groups()))
+def test_every_member_of_a_group_has_its_probability(name: str, fast: bool) -> None:
+    """By bisection over all 2**64 words: 1 % relative down to 2**-40, 2**-44 absolute below, TV < 2**-20."""
+    x = bisection.tail_groups()[name]
+    on_gpu = x.cuda()
+    measure = bisection.measures(lambda words: stage_kernels.members(on_gpu, words, fast), POINTS)
+    print(f"{len(measure)} members, off by {bisection.assert_claim(x, measure):.2g} relative at most")
+
+
+@maths
+def test_the_law_of_the_exponential(fast: bool) -> None:
+    """P(E < 2**-k) over all 2**64 words; beyond 2**-44 single words count."""
+    worst = 0.0
+    for k in range(-2, 61):
+        right = -math.expm1(-(2.0**-k))
+        got = bisection.share_below(
+            lambda words: stage_kernels.log2_exponentials(words, fast, "cuda"), -k, POINTS
+        )
+        off = abs(got / right - 1)
+        assert off < 2.0**-14 + 2.0 ** (k - 63), (k, off)
+        worst = max(worst, off if k <= 44 else 0.0)
+    print(f"off by {worst:.2g} relative at most, down to 2^-44")
+
+
+@maths
+def test_every_32_bit_word(fast: bool) -> None:
+    """uniform32 and log2 E of all 2**32 words within the budget of their roundings; printed in ulps."""
+    found = []
+    for first in range(0, EVERY_WORD, CHUNK):
+        u, log2 = stage_kernels.stages32(first, CHUNK, fast, "cuda")
+        words = torch.arange(first, first + CHUNK, device="cuda")
+        found.append(numerics.errors(u, log2, words, fast))
+    worst = numerics.largest(found)
+    print(
+        f"log2 E of 2^32 words, ulps: {worst.series:.2f} below u = 2^-6, {worst.middle:.2f} to 1 - 2^-6, "
+        f"{worst.near_one:.2f} above; {worst.of_budget:.2f} of the budget"
+    )
+    assert worst.of_budget <= 1 and worst.series <= 8
+
+
+def every_float(first: int, count: int) -> Tensor:
+    """The fp32 values of the bit patterns first, first + 1, ..."""
+    return torch.arange(first, first + count, device="cuda").to(torch.int32).view(torch.float32)
+
+
+@maths
+def test_every_argument_of_exp2(fast: bool) -> None:
+    """2^x of every fp32 x in [-126, -0]: what a logit weighs beside the largest of its group."""
+    worst = 0.0
+    for first in range(0x80000000, 0xC2FC0000, CHUNK):
+        x = torch.arange(first, first + CHUNK, device="cuda") - (1 << 32)
+        values = x.to(torch.int32).view(torch.float32)
+        exact = torch.exp2(values.double())
+        off = (stage_kernels.function("exp2", values, fast).double() / exact - 1).abs()
+        worst = max(worst, float(off[values >= -126].max()))
+    print(f"2^x off by {worst / 2.0**-23:.2f} units of 2^-23, relative")
+    assert worst <= 2.0**-22  # PTX: ex2.approx is right to 2^-22.5 or so; libdevice to 2 ulp
+
+
+@maths
+def test_every_argument_of_log2(fast: bool) -> None:
+    """log2 of every fp32 in [1, 32), the totals of groups."""
+    worst = 0.0
+    for first in range(0x3F800000, 0x42000000, 1 << 23):
+        values = every_float(first, 1 << 23)
+        off = stage_kernels.function("log2", values, fast).double() - torch.log2(values.double())
+        worst = max(worst, float(off.abs().max()))
+    print(f"log2 of totals off by {worst / 2.0**-22:.2f} units of 2^-22, absolute")
+    assert worst <= 5 * 2.0**-22
+
+
+def test_every_argument_of_tanh() -> None:
+    """tanh, the soft-cap, of every finite fp32 from 2**-60 up."""
+    worst = 0.0
+    for first in range(0x21800000, INFINITY, CHUNK):
+        values = every_float(first, min(CHUNK, INFINITY - first))
+        for z in (values, -values):
+            exact = torch.tanh(z.double())
+            off = (stage_kernels.function("tanh", z, False).double() / exact - 1).abs()
+            worst = max(worst, float(off.max()))
+    print(f"tanh off by {worst / 2.0**-24:.2f} half ulps, relative")
+    assert worst <= 6e-7
