@@ -176,9 +176,14 @@ def _choose(path: Path, files: dict[str, Path], config: dict[str, Any]) -> tuple
             )
         return embedding, True
     if path.is_file():
+        if "weight" in files:  # of a head saved alone
+            return "weight", False
         matrices = [n for n, entry in _header(path).items() if len(entry["shape"]) == 2]
         if len(matrices) == 1:
-            return matrices[0], False
+            raise InputError(
+                f"--checkpoint {path}: its one matrix is called {matrices[0]}, which no LM head is",
+                "if it is one, save it as lm_head.weight",
+            )
     raise InputError(
         f"--checkpoint {path} has no LM head: none of {', '.join(HEADS)} and no input embeddings "
         f"among its {len(files)} tensors",

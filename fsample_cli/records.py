@@ -170,7 +170,7 @@ class CompareResult:
     ratio: float | None
     low: float | None
     high: float | None
-    verdict: str  # "same", "faster", "slower", "regression", "only before", "only after"
+    verdict: str  # "same", "faster", "slower", "regression", "too few", "only before", "only after"
     note: str = ""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from fsample_cli import launch, samplers
-from fsample_cli.errors import FsampleError, UsageError
+from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.options import (
     BatchOption,
     CheckpointOption,
@@ -151,4 +151,5 @@ def bench(
             f"bench: {problems[0]}", f"{len(problems)} such in the record, under settings.problems"
         )
     if not timed:
-        raise FsampleError("bench: no sampler could be timed", "the notes of the rows say why")
+        reasons = dict.fromkeys(f"{row.sampler} is {row.note}" for row in rows)
+        raise MissingError(f"bench: no sampler could be timed: {'; '.join(reasons)}")

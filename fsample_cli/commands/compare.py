@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 KINDS = ("bench", "io-model")
 RESAMPLES = 4_000
 CONFIDENCE = 0.95
+# A bootstrap of few samples is too narrow: of 5 it misses one true ratio in six. Below this many the interval
+# comes from order statistics, which hold for any distribution.
+FEW = 20
 # Unlike in these, two times are of two different things; in the others they are merely worth a warning.
 HOST = ("gpu", "cpu", "platform", "numa_nodes", "cpu_threads")
 SOFTWARE = ("driver", "torch", "cuda", "triton", "flashinfer", "python", "clock_sm_max_mhz", "power_limit_w")
@@ -54,9 +58,10 @@ def compare(
 ) -> None:
     """Compare two benchmark records: what changed, beyond noise.
 
-    For each sampler and batch the ratio of medians, after / before, with a 95% bootstrap interval over the
-    raw samples. A regression is a ratio above 1 + threshold whose whole interval lies above 1; one makes the
-    exit code 1. Records of unlike hosts are refused.
+    For each sampler and batch the ratio of medians, after / before, with a 95% interval from the raw samples:
+    bootstrap, or order statistics below 20 samples, or none below 7. A regression is a ratio above
+    1 + threshold whose whole interval lies above 1; one makes the exit code 1. Records of unlike hosts are
+    refused.
     """
     if not 0 <= threshold < float("inf"):
         raise UsageError(f"--threshold must be a finite fraction, 0 or above, got {threshold}", "0.05 is 5%")
@@ -99,7 +104,8 @@ def compare_records(old: Record, new: Record, threshold: float, seed: int) -> li
         if first is None or second is None or not first.samples_us or not second.samples_us:
             results.append(_one_sided(key, first, second))
             continue
-        low, high = ratio_interval(first.samples_us, second.samples_us, generator)
+        interval = ratio_interval(first.samples_us, second.samples_us, generator)
+        low, high = interval or (None, None)
         ratio = float(numpy.median(second.samples_us) / numpy.median(first.samples_us))
         results.append(
             CompareResult(
@@ -109,7 +115,8 @@ def compare_records(old: Record, new: Record, threshold: float, seed: int) -> li
                 ratio,
                 low,
                 high,
-                _verdict(ratio, low, high, threshold),
+                _verdict(ratio, interval, threshold),
+                "" if interval else f"{len(first.samples_us)} and {len(second.samples_us)} samples",
             )
         )
     return results
@@ -117,10 +124,17 @@ def compare_records(old: Record, new: Record, threshold: float, seed: int) -> li
 
 def ratio_interval(
     before: Sequence[float], after: Sequence[float], generator: numpy.random.Generator
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of median(after) / median(before), both sides resampled."""
+) -> tuple[float, float] | None:
+    """Interval of median(after) / median(before): percentile bootstrap, both sides resampled.
+
+    Of fewer than FEW samples on a side, the quotient of both medians' intervals, which holds the ratio at
+    least as often. None where the samples are too few for any.
+    """
     import numpy
 
+    if min(len(before), len(after)) < FEW:
+        first, second = (median_interval(samples, (1 - CONFIDENCE) / 2) for samples in (before, after))
+        return None if first is None or second is None else (second[0] / first[1], second[1] / first[0])
     medians = []
     for samples in (before, after):
         values = numpy.asarray(samples, dtype=numpy.float64)  # [N]
@@ -131,7 +145,23 @@ def ratio_interval(
     return float(low), float(high)
 
 
-def _verdict(ratio: float, low: float, high: float, threshold: float) -> str:
+def median_interval(samples: Sequence[float], miss: float) -> tuple[float, float] | None:
+    """The narrowest pair of order statistics that misses the median with probability at most `miss`.
+
+    With N samples, the k-th and the (N + 1 - k)-th miss it with probability 2 P(Binomial(N, 1/2) < k).
+    """
+    ordered, count = sorted(samples), len(samples)
+    below, k = 0, 0  # sequences of N coin tosses with fewer than k heads
+    while k < count // 2 and 2 * (below + math.comb(count, k)) <= miss * 2**count:
+        below += math.comb(count, k)
+        k += 1
+    return (ordered[k - 1], ordered[count - k]) if k else None
+
+
+def _verdict(ratio: float, interval: tuple[float, float] | None, threshold: float) -> str:
+    if interval is None:
+        return "too few"
+    low, high = interval
     if ratio > 1 + threshold and low > 1:
         return "regression"
     return "slower" if low > 1 else "faster" if high < 1 else "same"

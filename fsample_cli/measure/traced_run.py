@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
 
     Iterations are synchronised, so that ranges on the host and kernels on the device line up.
     """
+    # Kineto writes its own probes on stderr at level 5, above errors; it reads this at its first profile.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     device = torch.device(run.device)
     transform = Transform(run.workload.logit_scale, run.workload.softcap)
     loaded = {name: samplers.load(name, transform) for name in run.names}

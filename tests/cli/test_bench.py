@@ -173,7 +173,8 @@ def test_a_compilation_inside_the_timed_section_fails_the_run(fsample: Fsample, 
 
 def test_nothing_timed_is_a_failure_with_a_record(fsample: Fsample) -> None:
     done = fsample("bench", *TINY, "--sampler", "fi1,fi2", "--batch", 1, "--format", "json")
-    assert done.code == 1 and "no sampler could be timed" in done.err
+    assert done.code == 2 and "no sampler could be timed" in done.err
+    assert done.err.count("needs an NVIDIA GPU") == 2 and "fi1 is unavailable" in done.err
     assert len(strict(done.out)["results"]) == 2
 
 

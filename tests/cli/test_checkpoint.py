@@ -91,6 +91,13 @@ def test_single_file_with_or_without_a_known_name(tmp_path: Path) -> None:
         assert torch.equal(read(file)[1], HEAD)
 
 
+def test_a_single_matrix_of_another_name_is_no_head(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    save_file({"layers.0.mlp.up_proj.weight": HEAD}, file)
+    with pytest.raises(InputError, match=r"layers\.0\.mlp\.up_proj\.weight.*save it as lm_head\.weight"):
+        checkpoint.find_head(file)
+
+
 @pytest.mark.parametrize(
     ("config", "softcap", "scale"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsample_cli.commands.compare import compare_records, ratio_interval
+from fsample_cli.commands.compare import compare_records, median_interval, ratio_interval
 from fsample_cli.records import BenchResult, Environment, Record
 from fsample_cli.reporters import render
 from fsample_cli.workloads import PRESETS
@@ -50,10 +50,46 @@ def test_interval_covers_the_true_ratio_at_its_rate() -> None:
     generator = np.random.default_rng(1)
     hits = 0
     for trial in range(60):
-        low, high = ratio_interval(noisy(2 * trial), noisy(2 * trial + 1, 1.1), generator)
+        interval = ratio_interval(noisy(2 * trial), noisy(2 * trial + 1, 1.1), generator)
+        assert interval is not None
+        low, high = interval
         hits += low <= 1.1 <= high
         assert 0.05 > high - low > 0
     assert 52 <= hits <= 60  # 57 expected, deviation 1.7
+
+
+@pytest.mark.parametrize("count", [7, 8, 10, 19])
+def test_few_noisy_samples_flag_no_regression_more_often_than_said(count: int) -> None:
+    """Of times with a long tail and no change at all, at most one interval in twenty leaves out 1."""
+    draw = np.random.default_rng(count)
+    missed = 0
+    for _ in range(1000):
+        before, after = draw.lognormal(5, 0.5, count), draw.lognormal(5, 0.5, count)
+        interval = ratio_interval(list(before), list(after), draw)
+        assert interval is not None
+        missed += not interval[0] <= 1 <= interval[1]
+    assert missed <= 50
+
+
+def test_order_statistics_miss_the_median_as_rarely_as_asked() -> None:
+    assert median_interval(range(6), 0.025) is None  # the ends of 6 miss it in 2 of 64
+    assert median_interval(range(7), 0.025) == (0, 6)  # 2 of 128
+    assert median_interval(range(10), 0.025) == (1, 8)  # 22 of 1,024
+    assert median_interval([3.0, 1.0, 2.0], 1.0) == (1.0, 3.0)
+
+
+def test_a_doubling_over_few_samples_is_found_and_over_too_few_left_open(
+    tmp_path: Path, fsample: Fsample
+) -> None:
+    for count, code, verdict in ((4, 0, "too few"), (7, 1, "regression")):
+        before = save(tmp_path / f"{count}a.json", record(row("fused", 1, noisy(1)[:count])))
+        after = save(tmp_path / f"{count}b.json", record(row("fused", 1, noisy(2, 2.0)[:count])))
+        done = fsample("compare", before, after)
+        assert done.code == code and verdict in done.out
+        (result,) = compare_records(
+            record(row("fused", 1, noisy(1)[:count])), record(row("fused", 1, noisy(2, 2.0)[:count])), 0.05, 0
+        )
+        assert result.verdict == verdict and (result.low is None) == (count == 4)
 
 
 def test_verdicts() -> None:
@@ -80,7 +116,7 @@ def test_verdicts() -> None:
 
 
 def test_a_wide_spread_beyond_the_threshold_is_no_regression() -> None:
-    old, new = record(row("fused", 1, [1, 100] * 3)), record(row("fused", 1, [1, 150] * 3))
+    old, new = record(row("fused", 1, [1, 100] * 12)), record(row("fused", 1, [1, 150] * 12))
     (result,) = compare_records(old, new, 0.05, 0)
     assert result.ratio is not None and result.ratio > 1.05 and result.verdict == "same"
 

@@ -53,6 +53,13 @@ def test_a_cpu_trace_has_a_range_a_stage_and_times_that_add_up(fsample: Fsample,
     assert "fi2" in done.err and "fi2" not in {r["sampler"] for r in rows}
 
 
+def test_only_our_own_lines_are_on_stderr(shell: Fsample, tmp_path: Path) -> None:
+    """Kineto's probes would be there too."""
+    done = shell("trace", *TINY, "--batch", 4, "--sampler", "fused", "--chrome", tmp_path / "out.json")
+    assert done.code == 0, done.err
+    assert [line for line in done.err.splitlines() if not line.startswith("fsample: ")] == []
+
+
 def test_two_algorithms_stay_apart(fsample: Fsample, tmp_path: Path) -> None:
     done = fsample(
         "trace",
