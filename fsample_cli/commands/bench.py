@@ -96,7 +96,8 @@ def bench(
     target = check_output(format, output, force)
     batches = parse_batches(batch)
     where = resolve_device(device)
-    known, default = samplers.NAMES, samplers.DEFAULT
+    known: tuple[str, ...] = samplers.NAMES
+    default: tuple[str, ...] = samplers.DEFAULT
     if tp > 1:
         known = samplers.TP_NAMES
         default = samplers.TP_DEFAULT_GPU if where == "cuda" else samplers.TP_DEFAULT

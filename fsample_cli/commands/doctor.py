@@ -67,7 +67,7 @@ def doctor(
 ) -> None:
     """Show what works on this machine, and how to get the rest.
 
-    Versions, GPU, driver, clocks, peer access between GPUs, samplers, timers and profilers.
+    Versions, GPU, driver, clocks, peer access between GPUs, what ranks need, samplers, timers and profilers.
     """
     if json and format not in (None, Format.json):
         raise UsageError(f"--json and --format {format.value} exclude each other", "give one of them")
@@ -82,6 +82,7 @@ def doctor(
     rows = [
         *_host(environment),
         *_gpu(environment),
+        *_ranks(environment),
         *_packages(),
         *_samplers(attempt, quiet),
         *_timers(),
@@ -157,6 +158,40 @@ def _gpu(environment: Environment) -> Iterator[DoctorResult]:
                 "gpu", f"peer {first}-{second}", "missing", "no direct access: ranks here would all-gather",
                 "`nvidia-smi topo -p2p r` shows why",
             )  # fmt: skip
+
+
+def _ranks(environment: Environment) -> Iterator[DoctorResult]:
+    """What `--tp` and `fsample_kernels.distributed` go by: back ends, and memory that GPUs share."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        yield DoctorResult(
+            "ranks", "gloo", "missing", "this torch has no torch.distributed: --tp cannot run",
+            "install another build of torch",
+        )  # fmt: skip
+        return
+    if dist.is_gloo_available():
+        yield DoctorResult("ranks", "gloo", "ok", "any number of ranks on the CPU")
+    if environment.gpu is None:
+        return
+    if dist.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        yield DoctorResult("ranks", "nccl", "ok", f"{version}, one GPU a rank")
+    else:
+        yield DoctorResult(
+            "ranks", "nccl", "missing", "this torch is built without it: no --tp on GPUs",
+            "install a CUDA build of torch",
+        )  # fmt: skip
+    name = "symmetric memory"
+    if importlib.util.find_spec("torch.distributed._symmetric_memory") is None:
+        yield DoctorResult(
+            "ranks", name, "missing", "no exchange p2p: ranks gather candidates", "pip install 'torch>=2.6'"
+        )
+    elif environment.gpu_count < 2:
+        yield DoctorResult("ranks", name, "ok", "there; the exchange p2p needs two GPUs")
+    else:
+        yield DoctorResult("ranks", name, "ok", "the exchange p2p, between GPUs with peer access")
 
 
 def _packages() -> Iterator[DoctorResult]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from fsample_cli import samplers
+from fsample_cli import launch, samplers
 from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.options import (
     BatchOption,
@@ -30,6 +32,7 @@ from fsample_cli.options import (
     SeedOption,
     StatesOption,
     TemperatureOption,
+    TpOption,
     VocabOption,
     build_workload,
     check_output,
@@ -75,6 +78,7 @@ def trace(
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,
     states: StatesOption = None,
+    tp: TpOption = 1,
     temperature: TemperatureOption = 1.0,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Calls of each sampler first.")] = 3,
     iterations: Annotated[
@@ -93,9 +97,15 @@ def trace(
     NVTX domain fsample with one range a stage (prepare, warm-up, fused kernel, reduction, GEMM, sampler) and
     payload B, V, D. Writes a Chrome/Perfetto trace always, and a .nsys-rep by running itself under nsys where
     it is installed.
+
+    With --tp every rank runs and names itself in its ranges' category; the Chrome trace and the table are
+    rank 0's, the .nsys-rep holds all.
     """
+    if not launch.runs_here(tp):
+        raise typer.Exit(launch.supervise(tp))
     target = check_output(format, output, force)
-    names = parse_samplers(sampler, samplers.NAMES, DEFAULT_SAMPLERS)
+    known = samplers.NAMES if tp == 1 else samplers.TP_NAMES
+    names = parse_samplers(sampler, known, DEFAULT_SAMPLERS)
     where = resolve_device(device)
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states, device=where,
@@ -105,15 +115,19 @@ def trace(
     from fsample_cli.measure import cupti, environment, inputs
     from fsample_cli.measure.kernel_times import kernel_times
     from fsample_cli.measure.nsys import INSTALL, find_nsys
+    from fsample_cli.measure.team import team_of
     from fsample_cli.measure.traced_run import Run, traced_run
 
+    workload = replace(workload, tp=tp)
+    place = launch.place(tp) if tp > 1 else None
     run = Run(names, workload, parse_batches(batch), where, temperature, seed, warmup, iterations)
     around = cupti.inside_profiler()
     if around is not None:
         if nsys:
             raise UsageError(f"--nsys: {around} is around this run already", "drop one of the two")
         note(f"{around} is around this run: ranges only, it writes the report", quiet)
-        traced_run(run, None, lambda text: None)
+        with team_of(place, where) as team:
+            traced_run(run, None, lambda text: None, team)
         return
     found = find_nsys() if nsys or (nsys is None and where == "cuda") else None
     if nsys and where != "cuda":
@@ -122,8 +136,14 @@ def trace(
         raise MissingError("--nsys: no nsys on the PATH, under /opt/nvidia or /usr/local", INSTALL)
     check_file(chrome, force, "--chrome")
 
-    with progress_bar(len(run.batches) * len(names), quiet) as (stage, tick):
-        traced = traced_run(run, chrome, lambda text: (stage(text), tick())[0])
+    with (
+        team_of(place, where) as team,
+        progress_bar(len(run.batches) * len(names), quiet or team.rank > 0) as (stage, tick),
+    ):
+        own = chrome if team.rank == 0 else None
+        traced = traced_run(run, own, lambda text: (stage(text), tick())[0], team)
+    if team.rank > 0:
+        return
     settings: dict[str, Json] = {
         "chrome": chrome.name,
         "warmup": warmup,
@@ -134,7 +154,9 @@ def trace(
     }
     for text in filter(None, (traced.compiled, *traced.notes)):
         note(text, quiet)
-    if found is not None:
+    if found is not None and place is not None and place.store is None:
+        note("torchrun has started these ranks: nsys must be around it; only the Chrome trace", quiet)
+    elif found is not None:
         settings.update(_under_nsys(found, chrome, nsys_libraries, quiet))
     elif where == "cuda" and nsys is None:
         note(f"no nsys found: only {chrome}; {INSTALL}", quiet)
@@ -151,6 +173,7 @@ def _under_nsys(nsys: Nsys, chrome: Path, libraries: Path | None, quiet: bool) -
     from fsample_cli.measure.nsys import profile_command, read_report, run_profile
 
     child = [sys.executable, "-m", "fsample_cli", *_without_nsys(sys.argv[1:])]
+    os.environ.pop(launch.PLACE, None)  # of several ranks the child starts its own again
     note(shlex.join(profile_command(nsys, chrome.with_suffix(""), child)), quiet)
     report = read_report(nsys, run_profile(nsys, chrome.with_suffix(""), child, libraries))
     if report.ranges is None:

@@ -29,10 +29,11 @@ STAGES = (PREPARE, WARM_UP, FUSED, REDUCTION, GEMM, SAMPLER)
 
 
 class Ranges:
-    """Opens ranges for one sampler at one shape."""
+    """Opens ranges for one sampler at one shape; of several ranks each names itself in the category."""
 
-    def __init__(self, sampler: str, batch: int, vocab: int, hidden: int) -> None:
+    def __init__(self, sampler: str, batch: int, vocab: int, hidden: int, rank: int | None = None) -> None:
         self.sampler = sampler
+        self._category = sampler if rank is None else f"{sampler}, rank {rank}"
         self.batch = batch
         self._nvtx = _nvtx()
         self._payload = _payload(self._nvtx, batch, vocab, hidden)
@@ -46,7 +47,7 @@ class Ranges:
         if self._nvtx is None:
             return nullcontext()
         annotation: AbstractContextManager[Any] = self._nvtx.annotate(
-            message=stage, domain=DOMAIN, category=self.sampler, payload=self._payload
+            message=stage, domain=DOMAIN, category=self._category, payload=self._payload
         )
         return annotation
 

@@ -10,8 +10,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from fsample_cli.errors import MissingError
+from fsample_cli.errors import FsampleError, MissingError
 from fsample_cli.launch import Place
+from fsample_kernels import distributed
 
 Samples = tuple[tuple[float, ...], ...]  # [call][iteration]
 SLEEP_CYCLES = 4_000_000  # about 2 ms: longer than the host takes to launch any sampler
@@ -112,9 +113,24 @@ def team_of(place: Place | None, device: str) -> Iterator[Solo]:
         device_id=own,
     )
     try:
-        yield Ranks(place, own)
+        with lost_ranks():
+            yield Ranks(place, own)
+            distributed.check()  # what the last calls on the device lacked
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Turn what a lost rank raises in the others into an error of one line."""
+    try:
+        yield
+    except (distributed.RankError, dist.DistError) as error:
+        raise FsampleError(f"a rank was lost: {error}", "its own output says why") from error
+    except RuntimeError as error:  # gloo has no type of its own
+        if "gloo" not in str(error):
+            raise
+        raise FsampleError(f"a rank was lost: {error}", "its own output says why") from error
 
 
 def same_counts(counts: Sequence[int]) -> tuple[int, ...]:

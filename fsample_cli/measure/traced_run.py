@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from fsample_cli import samplers
 from fsample_cli.measure.cold_cache import make_flush
 from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.inputs import load_weight, make_hidden
 from fsample_cli.measure.nvtx_ranges import FUSED, GEMM, PREPARE, SAMPLER, WARM_UP, Ranges
+from fsample_cli.measure.session import loader
+from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.samplers.protocol import (
     Sampler,
     SamplerUnavailable,
@@ -49,9 +50,9 @@ class Traced:
     compiled: str  # what was compiled before, in words
 
 
-def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> Traced:
+def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None], team: Solo = SOLO) -> Traced:
     """Run every sampler at every batch size under ranges; with `chrome`, torch.profiler writes its trace
-    there.
+    there. Every rank of a team runs it.
 
     Iterations are synchronised, so that ranges on the host and kernels on the device line up.
     """
@@ -59,11 +60,13 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     device = torch.device(run.device)
     transform = Transform(run.workload.logit_scale, run.workload.softcap)
-    loaded = {name: samplers.load(name, transform) for name in run.names}
+    load = loader(team)
+    loaded = {name: load(name, transform) for name in run.names}
     weight = load_weight(run.workload, run.device, run.seed)
-    if device.type == "cuda":
+    compiled = ""
+    if device.type == "cuda" and team.size == 1:  # ranks that exchange compile in their own first calls
         stage("compiling")
-    compiled = compile_ahead(loaded.values(), [weight], run.batches, run.temperature).text
+        compiled = compile_ahead(loaded.values(), [weight], run.batches, run.temperature).text
     flush = make_flush(device)
     ran: dict[str, tuple[str, str | None]] = {}
     notes: list[str] = []
@@ -78,24 +81,33 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None]) -> T
             hidden = make_hidden(run.workload, batch, run.device, run.seed, weight)
             for asked, sampler in loaded.items():
                 stage(f"B={batch}: {asked}")
-                ranges = Ranges(asked, batch, weight.shape[0], weight.shape[1])
-                try:
-                    _trace_one(sampler, hidden, weight, run, flush, ranges)
-                except (SamplerUnavailable, ShapeUnsupported) as error:
-                    notes.append(str(error))
-                else:
-                    ran[asked] = sampler.name, sampler.algorithm
+                rank = team.rank if team.size > 1 else None
+                ranges = Ranges(asked, batch, weight.shape[0], weight.shape[1], rank)
+                problem = team.agree(_prepare(sampler, hidden, weight, run, ranges))
+                if problem:
+                    notes.append(problem)
+                    continue
+                _trace_one(sampler, hidden, weight, run, team.before_call(flush) or flush, ranges)
+                ran[asked] = sampler.name, sampler.algorithm
     if chrome is not None:
         profiling.export_chrome_trace(str(chrome))
     return Traced(ran, tuple(dict.fromkeys(notes)), compiled)
 
 
+def _prepare(sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, ranges: Ranges) -> str:
+    """Empty, or why the sampler cannot run here."""
+    try:
+        with ranges.stage(PREPARE):
+            sampler.prepare(hidden, weight, temperature=run.temperature)
+            _synchronize(hidden)
+    except (SamplerUnavailable, ShapeUnsupported) as error:
+        return str(error)
+    return ""
+
+
 def _trace_one(
     sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, flush: Callable[[], None], ranges: Ranges
 ) -> None:
-    with ranges.stage(PREPARE):
-        sampler.prepare(hidden, weight, temperature=run.temperature)
-        _synchronize(hidden)
     with ranges.stage(WARM_UP):
         for i in range(run.warmup):
             sampler.sample(hidden, weight, temperature=run.temperature, seed=run.seed, position=i)
@@ -116,7 +128,7 @@ def _step(sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, position: 
             sampler.sample(hidden, weight, temperature=run.temperature, seed=run.seed, position=position)
     elif isinstance(sampler, TwoStage):
         with ranges.stage(GEMM):
-            logits = hidden @ weight.T  # [B, V]
+            logits = sampler.product(hidden, weight)  # [B, V]; of a split head, gathered
         with ranges.stage(SAMPLER):
             sampler.draw(logits, temperature=run.temperature, seed=run.seed, position=position)
     else:  # one graph, or a user's function: product and draw cannot be told apart from outside

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from fsample_cli.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -39,8 +41,10 @@ class Sampler(Protocol):
 @runtime_checkable
 class TwoStage(Protocol):
     """A sampler whose product and draw are separate calls, so that a trace can tell them apart:
-    `sample(hidden, weight, ...)` is `draw(hidden @ weight.T, ...)`.
+    `sample(hidden, weight, ...)` is `draw(product(hidden, weight), ...)`.
     """
+
+    product: Callable[[Tensor, Tensor], Tensor]  # logits [B, V]
 
     def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
         """logits [B, V] in the inputs' dtype -> ids [B]; only after `prepare`."""

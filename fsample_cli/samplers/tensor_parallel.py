@@ -95,6 +95,9 @@ class ShardedFused(Fused):
             implementation=self._requested,
         )
         self.implementation = result.implementation
+        if self.exchange == "auto":  # by the name of what it came to be
+            chosen = result.implementation.rpartition("+")[2]
+            self.algorithm = chosen if self.noise == "grouped" else f"{self.noise}+{chosen}"
         return result.ids[:, 0]
 
 
@@ -209,5 +212,5 @@ def _fused(name: str, words: list[str], transform: Transform) -> ShardedFused:
                 "for example fused:log_mass",
             )
     if exchange is None:
-        exchange = "log_mass" if noise == "online" else "candidates"
+        exchange = "log_mass" if noise == "online" else "auto"
     return ShardedFused(noise, implementation, math, exchange, transform)

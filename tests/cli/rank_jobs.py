@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
 
+from fsample_cli.errors import FsampleError
 from fsample_cli.launch import Place
 from fsample_cli.measure.clocks import make_clock_reader
-from fsample_cli.measure.team import Ranks, same_counts
+from fsample_cli.measure.team import Ranks, lost_ranks, same_counts
 from fsample_cli.measure.timing import WallStopwatch, time_interleaved
 from fsample_cli.samplers import tensor_parallel
 
@@ -27,6 +29,19 @@ def time_a_slow_rank(rank: int, size: int) -> tuple[tuple[float, ...], tuple[flo
         team=Ranks(Place(rank, size, rank, None)),
     )
     return timed.samples_us[0], timed.fastest_us[0], counts
+
+
+def lose_a_rank(rank: int, size: int) -> str:
+    """What the other rank's command would say."""
+    team = Ranks(Place(rank, size, rank, None))
+    if rank == 1:
+        os._exit(3)
+    try:
+        with lost_ranks():
+            team.agree("")
+    except FsampleError as error:
+        return error.message
+    return "nothing"
 
 
 def gather_products(rank: int, size: int) -> list[bool]:

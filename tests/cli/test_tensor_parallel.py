@@ -6,15 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from fsample_cli import launch
 from fsample_cli.errors import FsampleError, UsageError
+from fsample_cli.measure.team import lost_ranks
 from fsample_cli.samplers.tensor_parallel import rows_of
+from fsample_kernels.distributed import RankError
 from tests.cli import rank_jobs
 from tests.cli.conftest import ROOT, Fsample
-from tests.kernels.ranks import run_ranks
+from tests.kernels.ranks import LOST, run_ranks
 
 SHAPE = ("--device", "cpu", "--vocab", 1000, "--hidden", 16, "--quiet", "--format", "json")
 
@@ -140,3 +144,31 @@ def test_another_number_of_ranks_than_torchruns_is_refused(monkeypatch: pytest.M
     assert launch.place(4) == launch.Place(1, 4, 1, None)
     with pytest.raises(UsageError, match="torchrun started, 4, got 2"):
         launch.place(2)
+
+
+def test_trace_on_two_ranks_writes_rank_0s(shell: Fsample, tmp_path: Path) -> None:
+    chrome = tmp_path / "trace.json"
+    done = shell(
+        "trace", "--tp", 2, *SHAPE, "--sampler", "fused,gemm,multinomial-eager,fi2", "--batch", 4,
+        "--chrome", chrome, "--iterations", 2, "--warmup", 1,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["workload"]["tp"] == 2 and "FlashInfer" in data["settings"]["notes"][0]
+    stages = {(row["sampler"], row["algorithm"], row["stage"]) for row in data["results"]}
+    assert {("fused", "candidates", "fused kernel"), ("gemm", None, "GEMM")} <= stages
+    assert {("multinomial-eager", None, stage) for stage in ("GEMM", "sampler")} <= stages
+    assert '"ph": "X"' in chrome.read_text()
+
+
+def test_a_rank_that_dies_is_an_error_of_the_command() -> None:
+    message, lost = run_ranks(2, rank_jobs.lose_a_rank)
+    assert message.startswith("a rank was lost: ") and lost == LOST
+
+
+@pytest.mark.parametrize("error", [RankError("rank 1 is gone"), torch.distributed.DistError("no peer")])
+def test_what_a_lost_rank_raises_is_an_error_of_the_command(error: RuntimeError) -> None:
+    with pytest.raises(FsampleError, match="a rank was lost: "), lost_ranks():
+        raise error
+    with pytest.raises(RuntimeError, match="^something else$"), lost_ranks():
+        raise RuntimeError("something else")
