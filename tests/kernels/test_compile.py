@@ -32,9 +32,11 @@ pytestmark = pytest.mark.skipif(
 MakeProblem = Callable[..., Problem]
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32",
@@ -222,8 +224,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecut
     del os.environ["TRITON_CACHE_DIR"]
 
 
-# Shared memory of one block, bytes: 163 KiB on sm_80, 227 KiB on sm_90 and sm_100, 64 KiB on gfx942.
-SHARED = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
+# Shared memory of one block, bytes: 163 KiB on sm_80, 99 KiB on sm_89, 227 KiB on sm_90 and sm_100, 64 KiB on
+# gfx942, 160 KiB on gfx950.
+SHARED = {
+    "sm_80": 166912, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840,
+}  # fmt: skip
 
 
 def too_large(pool: ProcessPoolExecutor, jobs: list[Job]) -> list[str]:
@@ -259,7 +264,7 @@ def test_hopper_other_kernels_and_dtypes(make_problem: MakeProblem, pool: Proces
     assert too_large(pool, jobs) == []
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "gfx942"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "gfx942", "gfx950"])
 def test_other_gpus(make_problem: MakeProblem, pool: ProcessPoolExecutor, architecture: str) -> None:
     jobs = head_jobs(make_problem, architecture, torch.bfloat16, ["rows"], classes=(16, 128))
     assert too_large(pool, jobs + other_jobs(make_problem, architecture, ["rows"])[1:]) == []

@@ -43,7 +43,7 @@ CDNA = {
 # fp32 products run on the plain cores, in full precision: small tiles, the accumulator is not what limits.
 FP32 = {16: Config(16, 128, 32, 4, 2), 64: Config(32, 128, 32, 8, 2)}
 
-TABLES = {"sm_80": AMPERE, "sm_90": HOPPER, "sm_100": HOPPER, "gfx942": CDNA}
+TABLES = {"sm_80": AMPERE, "sm_90": HOPPER, "sm_100": HOPPER, "gfx942": CDNA, "gfx950": CDNA}
 
 
 def table(dtype: torch.dtype, architecture: str) -> dict[int, Config]:
