@@ -170,6 +170,14 @@ def test_kernels_are_compiled_at_the_same_time(compiled: list[str], monkeypatch:
     assert [each.kernel for each in found].count("lm_head_sample_kernel") == 2
 
 
+def test_the_exchange_is_compiled_without_a_launch(compiled: list[str]) -> None:
+    words = torch.zeros(4, dtype=torch.int64)
+    with compile_only(2) as found:
+        for best in (False, True):
+            exchange.exchange(words, words, words, 2, best)
+    assert compiled == ["exchange_kernel"] * 2 == [kernel.kernel for kernel in found]
+
+
 def test_on_a_cpu_there_is_nothing_to_compile() -> None:
     assert warm_up(torch.zeros(V, D)) == ()
     assert warm_up_logits(torch.zeros(1, V)) == ()

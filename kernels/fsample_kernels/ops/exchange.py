@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from fsample_kernels.ops import arguments
+from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.link import EPOCH, clock, end_step, ids_of, send, take
 
 BLOCK = 256  # words a program handles at a time
@@ -63,4 +64,4 @@ def exchange(words, out, link, ranks: int, best: bool, only_compile: bool = Fals
         if only_compile:
             exchange_kernel.warmup(grid=grid, **named)
         else:
-            exchange_kernel[grid](**named)
+            ready(exchange_kernel)[grid](**named)

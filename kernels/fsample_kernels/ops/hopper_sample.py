@@ -29,7 +29,12 @@ DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 @dataclass(frozen=True)
 class Workspace:
-    """State that every launch leaves as it found it. One a stream: two launches at once must not share it."""
+    """State that every launch leaves as it found it. One a stream: two launches at once must not share it.
+
+    It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
+    overlap, and a captured graph has its own, whatever streams replay it. The price is 12 bytes a row and
+    stream, held, and in a graph two fills of that size at the head of each replay.
+    """
 
     keys: Tensor  # [rows] int64, EMPTY_KEY
     counters: Tensor  # [row blocks] int32, 0
