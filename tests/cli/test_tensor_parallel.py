@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fsample_cli import launch
-from fsample_cli.errors import FsampleError, UsageError
-from fsample_cli.measure.team import lost_ranks
+from fsample_cli.errors import FsampleError, MissingError, UsageError
+from fsample_cli.measure.team import lost_ranks, team_of
 from fsample_cli.samplers.tensor_parallel import rows_of
 from fsample_kernels.distributed import RankError
 from tests.cli import rank_jobs
@@ -172,3 +172,10 @@ def test_what_a_lost_rank_raises_is_an_error_of_the_command(error: RuntimeError)
         raise error
     with pytest.raises(RuntimeError, match="^something else$"), lost_ranks():
         raise RuntimeError("something else")
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(MissingError, match="--tp 2 needs a GPU for each rank, found 1"):
+        with team_of(launch.Place(1, 2, 1, "store"), "cuda"):
+            pass

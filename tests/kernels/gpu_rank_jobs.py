@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from typing import Any
 
@@ -12,8 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels import distributed
+from fsample_kernels.ops import hopper_configs
 from fsample_kernels.ops.link import clock
+from fsample_kernels.types import Implementation
 from tests.kernels.rank_jobs import exact_head, part
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "triton")
 
 
 def draw(rank: int, size: int, cuts: list[int], batch: int, calls: list[dict[str, Any]]) -> list[Any]:
@@ -26,6 +32,60 @@ def draw(rank: int, size: int, cuts: list[int], batch: int, calls: list[dict[str
         result = distributed.sample(hidden, shard.contiguous(), **mine)
         results.append(tuple(x.cpu() if isinstance(x, Tensor) else x for x in result))
     return results
+
+
+def draw_apart(rank: int, size: int, cuts: list[int], batch: int, options: dict[str, Any]) -> list[Any]:
+    """Ids of two calls: by the kernel for Hopper on rank 0 and the portable one on rank 1; by other tiles."""
+    hidden, weight = (x.bfloat16().cuda() for x in exact_head(batch, cuts[-1], 64))
+    shard = weight[cuts[rank] : cuts[rank + 1]]
+    drawn = [distributed.sample(hidden, shard, implementation=IMPLEMENTATIONS[rank], **options).ids.cpu()]
+    if rank:
+        hopper_configs.LARGE = hopper_configs.LARGE_HALF
+    return [*drawn, distributed.sample(hidden, shard, position=1, **options).ids.cpu()]
+
+
+def in_two_groups(rank: int, size: int, steps: int) -> int:
+    """Steps of two groups of the same ranks side by side, a stream each; wrong tokens."""
+    hidden, weight = planted_head(8192)
+    shard = weight.tensor_split(size)[rank].contiguous()
+    seed = torch.zeros((), dtype=torch.int64, device="cuda")
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    streams = [torch.cuda.Stream() for _ in groups]  # type: ignore[no-untyped-call]
+    wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
+
+    def step(which: int, state: int) -> None:
+        ids = distributed.sample(hidden[state], shard, seed=seed, exchange="p2p", group=groups[which]).ids
+        wrong[which] += (ids != (7, 8192 - 3)[state]).sum()
+
+    for which in (0, 1):  # links are opened one after the other
+        with torch.cuda.stream(streams[which]):
+            step(which, 0)
+        torch.cuda.synchronize()
+    for number in range(steps):
+        for which in (0, 1):
+            with torch.cuda.stream(streams[which]):
+                step(which, (number + which) % 2)
+    torch.cuda.synchronize()
+    for group in groups:
+        distributed.check(group)
+    return int(wrong.sum())
+
+
+def start_cold(rank: int, size: int, limit_s: float) -> list[int]:
+    """First calls of a rank that compiles, its cache of kernels empty, and of one that has them all."""
+    from fsample_kernels.distributed import p2p
+
+    p2p.LIMIT_S = limit_s
+    hidden, weight = planted_head(4096)
+    shard = weight.tensor_split(size)[rank].contiguous()
+    with tempfile.TemporaryDirectory() as empty:
+        if rank == 1:
+            os.environ["TRITON_CACHE_DIR"] = empty
+        ids = [distributed.sample(hidden[0, :B], shard, seed=1, exchange="p2p").ids for B in (1, 64)]
+        ids.append(distributed.sample(hidden[1].repeat(2, 1), shard, seed=1, exchange="p2p_after").ids)
+        torch.cuda.synchronize()
+    distributed.check()
+    return sorted({int(id) for drawn in ids for id in drawn.flatten()})
 
 
 def hold_up(cycles: int) -> None:

@@ -6,6 +6,7 @@ The interpreter runs one rank at a time, so what a peer would send is put into i
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import torch
@@ -21,13 +22,13 @@ CAPACITY, RANKS = 700, 3
 
 
 class Machine:
-    """Three ranks' buffers in host memory; rank 1 is the one whose kernel runs."""
+    """Ranks' buffers in host memory; `own` is the one whose kernel runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: int = 1) -> None:
         self.buffers = [torch.zeros(2, RANKS, CAPACITY, 2, dtype=torch.int64) for _ in range(RANKS)]
         self.status = torch.zeros(2, dtype=torch.int64)
         addresses = [buffer.data_ptr() for buffer in self.buffers]
-        self.link = torch.tensor([1, 0, self.status.data_ptr(), 1, CAPACITY, 3, *addresses])
+        self.link = torch.tensor([1, 0, self.status.data_ptr(), own, CAPACITY, 3, *addresses])
 
     def put(self, source: int, target: int, epoch: int, sent: Tensor) -> None:
         halves = torch.stack([sent >> 32, sent], 1) & 0xFFFFFFFF
@@ -80,6 +81,22 @@ def test_ids_of_the_largest_keys() -> None:
     assert machine.best(keys[1]).tolist() == [3, 1004, 2005, 6, -1, -1]
     machine.put(0, 1, 2, keys[0])
     assert machine.best(keys[1]).tolist() == [-1] * 6 and machine.status.tolist() == [3, 2]
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("ranks", [1, 3, 6, 33])
+def test_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    """The last of them alone is late in one step, and named; no warp's width is a limit."""
+    monkeypatch.setattr(sys.modules[__name__], "RANKS", ranks)
+    machine = Machine(own=0)
+    for epoch in (1, 2):
+        sent = [some_words(3, rank) for rank in range(ranks)]
+        for source in range(1, ranks - (epoch == 2)):
+            machine.put(source, 0, epoch, sent[source])
+        table = machine.step(sent[0])
+        late = epoch == 2 and ranks > 1
+        assert torch.equal(table[: ranks - late], torch.stack(sent[: ranks - late]))
+        assert machine.status.tolist() == ([ranks, 2] if late else [0, 0])
 
 
 @pytest.mark.interpreter

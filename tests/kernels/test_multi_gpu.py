@@ -64,3 +64,25 @@ def test_a_rank_that_stays_away_is_named_and_no_token_is_made_up() -> None:
     message, seconds, ids = first
     assert message.startswith("rank 1 did not send its words of exchange 4 within 2 s")
     assert 1.5 < seconds < 6 and ids == [-1]
+
+
+@pytest.mark.parametrize("exchange", ["candidates", "p2p"])
+@pytest.mark.parametrize("batch", [16, 200])
+def test_ranks_with_other_kernels_and_tiles_draw_what_one_draws(exchange: str, batch: int) -> None:
+    """One rank sends from inside its kernel, the other from one after it; tiles of 256 and of 128 ids."""
+    cuts, options = [0, 4096, 8192], {"seed": 3, "exchange": exchange}
+    first, second = run_ranks(2, gpu_rank_jobs.draw_apart, cuts, batch, options, backend="nccl")
+    assert not isinstance(first, Exception), first
+    hidden, weight = (x.bfloat16().cuda() for x in exact_head(batch, cuts[-1], 64))
+    for position, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(one, other)
+        assert torch.equal(one, sample(hidden, weight, seed=3, position=position).ids.cpu())
+
+
+def test_two_groups_do_not_hear_each_other() -> None:
+    assert run_ranks(2, gpu_rank_jobs.in_two_groups, 2000, backend="nccl") == [0, 0]
+
+
+def test_a_rank_that_still_compiles_is_waited_for() -> None:
+    ranks = run_ranks(2, gpu_rank_jobs.start_cold, 1.0, backend="nccl")
+    assert ranks == [[7, 4093]] * 2

@@ -83,6 +83,9 @@ def sample(
         temperature, position, num_samples, logit_scale, softcap, noise, math, want_logprob, want_lse,
             store_logits, implementation: as in `fsample_kernels.sample`; `logits` is [B, V_r], of the shard.
 
+    On a GPU all collective calls of a process, this one too, go on one stream, or on streams that wait for
+    each other in the same order on every rank: a kernel that waits for a peer keeps a part of the GPU.
+
     What ranks must agree on is compared: with gloo at every call, else when a group first sees a shape (one
     gather of a few words, which waits for the device and cannot be captured in a CUDA graph: make one call
     of each shape before the capture). Tensors, such as a seed, are taken to be equal.

@@ -1,0 +1,56 @@
+"""Whether ranks can write into each other's memory: told before anything is opened, on every rank alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import zlib
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from fsample_kernels.distributed import peers
+from fsample_kernels.distributed.collectives import Team
+
+HOST = zlib.crc32(b"here")
+ALL = {(0, 1)}  # (GPU, peer) that rank 0 finds it reaches
+
+
+class TwoRanks:
+    """Rank 0 of two; what rank 1 would send is made from its own view."""
+
+    size = 2
+
+    def __init__(self, host: int, index: int, able: int, reaches: bool) -> None:
+        self.answers = [[host, index, able], [int(reaches), 1]]
+
+    def gather(self, words: Tensor) -> Tensor:
+        return torch.stack([words, torch.tensor(self.answers.pop(0))])
+
+
+@pytest.mark.parametrize(
+    "other, reach, triton, reason",
+    [
+        ((HOST, 1, 1, True), ALL, True, ""),
+        ((HOST, 0, 1, True), set(), True, ""),  # each sees one GPU: the rendezvous has to tell
+        ((HOST + 1, 1, 1, True), ALL, True, "needs all ranks on one host, ranks 0 and 1 are on two"),
+        ((HOST, 1, 0, True), ALL, True, "needs NVIDIA GPUs and Triton, rank 1 lacks one of them"),
+        ((HOST, 1, 1, True), ALL, False, "needs NVIDIA GPUs and Triton, rank 0 lacks one of them"),
+        ((HOST, 1, 1, True), set(), True, "ranks 0 and 1 (GPUs 0 and 1) do not"),
+        ((HOST, 1, 1, False), ALL, True, "ranks 1 and 0 (GPUs 1 and 0) do not"),
+    ],
+)
+def test_why_not_names_the_pair(
+    monkeypatch: pytest.MonkeyPatch,
+    other: tuple[int, int, int, bool],
+    reach: set[tuple[int, int]],
+    triton: bool,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(peers, "can_reach", lambda device, peer: (device, peer) in reach)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if triton else None)
+    found = peers.why_not(cast(Team, TwoRanks(*other)), torch.device("cpu", 0))
+    assert found.endswith(reason) and (found == "") == (reason == "")
