@@ -42,10 +42,11 @@ def read_shard(path: Path) -> Tensor:
 
 def main() -> None:
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    dist.init_process_group("nccl" if on_gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast: others share the host
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     if len(sys.argv) > 1:
         shard = read_shard(Path(sys.argv[1]))
     else:
@@ -58,7 +59,8 @@ def main() -> None:
     rank = dist.get_rank()
     for position in range(3):
         drawn = sample(hidden, shard, seed=1, position=position, want_logprob=True)
-        print(f"rank {rank}, step {position}: {drawn.ids[:, 0].tolist()} by {drawn.implementation}")
+        line = f"rank {rank}, step {position}: {drawn.ids[:, 0].tolist()} by {drawn.implementation}\n"
+        sys.stdout.write(line)  # at once: print writes the end of a line by itself, between two ranks' lines
     dist.destroy_process_group()
 
 
