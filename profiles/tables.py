@@ -4,12 +4,14 @@ A page marks a place, and what stands between the marks is replaced:
 
     <!-- record bench h200 qwen3-8b -->  ...  <!-- end -->    median times, one column a sampler
     <!-- features h200 qwen3-8b -->  ...  <!-- end -->        bench --features: a time, then ratios to it
+    <!-- audit h200 verify-all -->  ...  <!-- end -->         samplers by tests, and how each failed
     <!-- output verify cpu real-model -->  ...  <!-- end -->  what the command printed, with its command line
     <!-- run presets -->  ...  <!-- end -->                   what a command prints now, without measuring
     <!-- records -->  ...  <!-- end -->                       every record: file, machine, commit, command
 
 The words are the kind of record, its folder, and the end of the file's name. Of several records that fit the
-newest is shown; without one the place stays empty. No figure is typed by hand.
+newest is shown; without one the place stays empty. An audit may be several runs: its records are all of the
+newest one's commit whose names hold the word. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from pathlib import Path
 from fsample_cli.exactness.summary import condense
 from fsample_cli.records import BenchResult, Record
 from fsample_cli.reporters import render
-from fsample_cli.reporters.columns import microseconds, ratio
+from fsample_cli.reporters.columns import microseconds, ratio, sampler
+from fsample_cli.reporters.verify_matrix import verify_matrix
 
 PROFILES = Path(__file__).resolve().parent
 PAGES = (PROFILES.parent / "README.md", PROFILES / "README.md")
 PLACE = re.compile(
-    r"(?P<begin><!-- (?P<what>records|record|features|output|run)(?P<words>[^>]*?) -->\n).*?"
+    r"(?P<begin><!-- (?P<what>records|record|features|audit|output|run)(?P<words>[^>]*?) -->\n).*?"
     r"(?P<end><!-- end -->)",
     re.S,
 )
@@ -66,6 +69,11 @@ def fill(place: re.Match[str], records: dict[Path, Record], page: Path) -> str:
         text = listing(records)
     elif place["what"] == "run":
         text = run(words)
+    elif place["what"] == "audit":
+        text = audit(records, *words, page=page)
+        if not text:
+            print(f"no record for: audit {' '.join(words)}", file=sys.stderr)
+            return f"{place['begin']}{place['end']}"
     else:
         file = newest(records, *(["bench", *words] if place["what"] == "features" else words))
         if file is None:
@@ -84,6 +92,46 @@ def newest(records: dict[Path, Record], kind: str, folder: str, name: str = "") 
         if record.kind == kind and file.parent.name == folder and file.stem.endswith(name):
             return file
     return None
+
+
+def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) -> str:
+    """Samplers by tests, then a line for each failure, then where it comes from; empty without a record."""
+    found = {
+        file: record
+        for file, record in records.items()
+        if record.kind == "verify" and file.parent.name == folder and word in file.stem
+    }
+    if not found:
+        return ""
+    commit = _commit(next(iter(found.values())))
+    found = {file: record for file, record in sorted(found.items()) if _commit(record) == commit}
+    results = [result for record in found.values() for result in record.results]
+    head, *body = verify_matrix(results)
+    rows = [head, ["---"] * len(head), *body]
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    failed = [result for result in condense(results) if result.verdict == "fail"]
+    if failed:
+        lines.append("")
+    lines += [
+        f"- {sampler(result)}, {result.test}: {result.case}" + (f" ({result.note})" if result.note else "")
+        for result in failed
+    ]
+    draws: dict[str, int] = {}
+    for result in results:  # every statistic of one set of draws counts them once
+        if result.test == "tails" or result.case.endswith("chi-squared") or result.test == "zero-mass":
+            draws[sampler(result)] = draws.get(sampler(result), 0) + result.draws
+    settings = next(iter(found.values())).settings
+    machine = next(iter(found.values())).environment
+    assert machine is not None
+    links = ", ".join(f"[record]({file.relative_to(page.parent)})" for file in found)
+    lines += [
+        "",
+        f"– not applicable. Level {settings.get('level')}, alpha {settings.get('alpha')} a run, at most "
+        f"{max(draws.values(), default=0):,} draws a sampler in goodness, tails and zero-mass; "
+        f"{machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}; "
+        f"commit {machine.short_commit or 'unknown'}; {links}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def output(record: Record) -> str:
@@ -173,6 +221,10 @@ def listing(records: dict[Path, Record]) -> str:
             f"| [{where}]({where}) | {name} | {commit} | {_date(record)[:10]} | `{record.command}` |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _commit(record: Record) -> str:
+    return (record.environment.short_commit if record.environment else None) or ""
 
 
 def _date(record: Record) -> str:

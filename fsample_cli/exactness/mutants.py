@@ -265,7 +265,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("position-frozen", "every step is the same", "independence", "quick", _sampler(_position_frozen)),
     Mutant("counters-meet", "row + position as counter", "independence", "quick", _sampler(_counters_meet)),
     Mutant("mask-before-cap", "mask before soft-cap", "zero-mass", "quick", _CONTROL, _mask_before_cap),
-    Mutant("tile-edge", "last id of a tile one too high", "goodness", "quick", _sampler(_tile_edge)),
+    Mutant(
+        "tile-edge",
+        "last id of a tile one too high",
+        "goodness",
+        "standard",
+        _sampler(_tile_edge),
+        only=("flat",),
+        vocabs=(512,),
+    ),
     Mutant(
         "coarse-ties",
         "16-bit noise, the lowest id wins ties",

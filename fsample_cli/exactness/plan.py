@@ -37,13 +37,13 @@ class Size:
 SIZES: dict[Level, Size] = {
     "quick": Size(
         vocabs=(512, 32_000),
-        fit_draws=12_000,
-        fit_logits=5_000_000,
+        fit_draws=8_000,
+        fit_logits=3_000_000,
         focus_draws=40_000,
         focus=("two-scale",),
         gaps=(10.0, 13.0, 17.0, 40.0),
         tail_expected=60.0,
-        tail_logits=20_000_000,
+        tail_logits=12_000_000,
         pair_draws=16_384,
         samples=2,
     ),
@@ -109,7 +109,7 @@ class Plan:
 
     def budget(self, vocab: int) -> int:
         """Draws per target at this vocabulary."""
-        return self.fit_draws if vocab <= 512 else max(200, min(self.fit_draws, self.fit_logits // vocab))
+        return self.fit_draws if vocab <= 512 else max(80, min(self.fit_draws, self.fit_logits // vocab))
 
     def case_seed(self, case: str) -> int:
         """A seed per case, so that no two cases share noise."""

@@ -1,0 +1,59 @@
+"""The audit that `make tables` writes into a page, from records as `verify` stores them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fsample_cli.records import Record
+from tests.cli.conftest import Fsample
+
+ARGUMENTS = ("verify", "--test", "rows,zero-mass,range,noise", "--draws", 2000, "--device", "cpu", "-q")
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "profiles")
+    return importlib.import_module("tables")
+
+
+def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "h200"
+    folder.mkdir()
+    runs = {"ours": ("fused:grouped,fused:element:exact", 0),
+            "others": ("multinomial-eager,fi2,tests.cli.perfect:past_the_end", 1)}  # fmt: skip
+    records: dict[Path, Record] = {}
+    for name, (samplers, code) in runs.items():
+        file = folder / f"2026-01-31-abc1234-verify-all-{name}.json"
+        done = fsample(*ARGUMENTS, "--sampler", samplers, "-o", file)
+        assert done.code == code, done.err
+        records[file] = Record.from_dict(json.loads(file.read_text()))
+    text = tables.audit(records, "h200", "verify-all", page=tmp_path / "README.md")
+    lines = text.splitlines()
+    assert lines[0] == "| sampler | rows | zero-mass | range | noise |"
+    assert lines[2:7] == [
+        "| multinomial-eager | pass | pass | pass | – |",
+        "| fi2 | – | – | – | – |",
+        "| tests.cli.perfect:past_the_end | **fail** | **fail** | **fail** | – |",
+        "| fused:grouped | pass | pass | pass | pass |",
+        "| fused:element:exact | pass | pass | pass | pass |",
+    ]
+    failures = [line for line in lines if line.startswith("- ")]
+    assert len(failures) == 3 and "tests.cli.perfect:past_the_end, range" in failures[-1]
+    assert "ids outside" in failures[-1] and "-verify-all-ours.json" in lines[-1]
+    place = tables.PLACE.search("<!-- audit h200 verify-all -->\nold\n<!-- end -->")
+    filled = tables.fill(place, records, tmp_path / "README.md")
+    assert filled == f"<!-- audit h200 verify-all -->\n\n{text}\n<!-- end -->"
+    assert tables.fill(place, {}, tmp_path / "README.md") == "<!-- audit h200 verify-all -->\n<!-- end -->"
+    ours, others = records
+    environment = records[others].environment
+    assert environment is not None
+    records[others] = replace(records[others], environment=replace(environment, commit="f" * 40))
+    newest = tables.audit({ours: records[ours], others: records[others]}, "h200", "verify-all", page=folder)
+    assert "fused:grouped" in newest and "past_the_end" not in newest  # no table of two commits
+    assert tables.audit(records, "cpu", "verify-all", page=folder) == ""
