@@ -16,6 +16,7 @@ from fsample_cli.commands.io_model import io_model
 from fsample_cli.commands.presets import presets
 from fsample_cli.commands.replay import replay
 from fsample_cli.commands.trace import trace
+from fsample_cli.commands.tune import tune
 from fsample_cli.commands.verify import verify
 from fsample_cli.errors import INTERRUPTED, USAGE, FsampleError, OutputClosed
 
@@ -29,6 +30,7 @@ app.command(name="io-model")(io_model)
 app.command(name="trace")(trace)
 app.command(name="compare")(compare)
 app.command(name="replay")(replay)
+app.command(name="tune")(tune)
 app.command(name="doctor")(doctor)
 app.command(name="presets")(presets)
 

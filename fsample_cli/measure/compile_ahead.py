@@ -63,5 +63,5 @@ def compile_ahead(
                     try:
                         sampler.prepare(hidden, weight, temperature=temperature)
                     except (SamplerUnavailable, ShapeUnsupported):
-                        break
+                        continue
     return found

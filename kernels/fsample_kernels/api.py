@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import library, reference, validation
+from . import library, reference, tables, validation
 from .chunks import device_of
 from .types import Implementation, Math, Noise, Problem, SampleResult
 from .validation import LogitBias
@@ -74,7 +74,8 @@ def sample(
             with O(1) state; reference implementation only).
         math: "fast" or "exact" log and exp on a GPU.
         want_logprob, want_lse, store_logits: fill the result's fields of that name.
-        implementation: "auto", or "reference", "triton", "hopper" to insist.
+        implementation: "auto", or "reference", "triton", "hopper", "unfused" (fp32 logits in memory, then a
+            pass over them) to insist. A measured table may rule what "auto" takes, see `load_table`.
 
     Returns:
         SampleResult: ids [B, K] int64; logprob [B, K] fp32, natural log under p, never above 0, and 0 in
@@ -220,13 +221,22 @@ def choose(problem: Problem, name: Implementation) -> ModuleType:
     if reason is not None:
         raise ValueError(f"implementation={name!r} cannot run this: {reason}; use 'auto' or 'reference'")
     if problem.hidden is None:
-        if name == "hopper":
-            raise ValueError(
-                "implementation='hopper' needs a head to fuse; over logits use 'auto' or 'triton'"
-            )
+        if name in ("hopper", "unfused"):
+            raise ValueError(f"implementation={name!r} needs a head; over logits use 'auto' or 'triton'")
         from .ops import logits_sample
 
         return logits_sample
+    from .ops import arguments, unfused_sample
+
+    if name == "auto" and tables.in_use():
+        entry = tables.find(problem, arguments.architecture(device_of(problem)))
+        if entry is not None and (entry.choice != "unfused" or unfused_sample.why_not(problem) is None):
+            name = entry.choice if entry.choice != "hopper" else "auto"
+    if name == "unfused":
+        reason = unfused_sample.why_not(problem)
+        if reason is not None:
+            raise ValueError(f"implementation='unfused' cannot run this: {reason}; use 'auto' or 'triton'")
+        return unfused_sample
     if name != "triton":
         from .ops import hopper_sample
 

@@ -14,7 +14,7 @@ MIN_TEMPERATURE = 2.0**-64  # below it a row is greedy: y / temperature would le
 
 Noise = Literal["grouped", "element", "online"]
 Math = Literal["fast", "exact"]
-Implementation = Literal["auto", "reference", "triton", "hopper"]
+Implementation = Literal["auto", "reference", "triton", "hopper", "unfused"]
 
 
 class SampleResult(NamedTuple):
@@ -24,7 +24,7 @@ class SampleResult(NamedTuple):
     logprob: Tensor | None = None  # [B, K] fp32, natural log, of the drawn id under p
     lse: Tensor | None = None  # [B] fp32, natural log-sum-exp of y / temperature
     logits: Tensor | None = None  # [B, V] fp32, y before temperature, -inf where forbidden
-    implementation: str = ""  # what ran: "reference", "triton", "hopper"
+    implementation: str = ""  # what ran: "reference", "triton", "hopper", "unfused"
 
 
 class Compiled(NamedTuple):

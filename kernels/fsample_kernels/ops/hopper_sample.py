@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fsample_kernels import tables
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
 from fsample_kernels.ops.compiling import ready
@@ -98,6 +99,9 @@ def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def variant(problem: Problem) -> hopper_configs.HopperConfig:
     """The compiled shape of the call: problems that share it, and differ in rows alone, share a kernel."""
     assert problem.weight is not None
+    entry = tables.find(problem, "sm_90")
+    if entry is not None and entry.config is not None:
+        return hopper_configs.HopperConfig(**entry.config)
     return hopper_configs.pick(problem.num_rows, problem.weight.shape[1], problem.num_samples, problem.noise)
 
 

@@ -1,8 +1,11 @@
 """The same draws over logits that exist already: one pass, split over the vocabulary, then the reduction."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, configs
 from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.epilogue import finish_tile
@@ -62,6 +65,16 @@ def variant(problem: Problem) -> tuple[int, int]:
 
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(logits) / temperature); see `Problem` for shapes."""
+    return _run(problem)
+
+
+def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
+    """The result and the keys of its ids, [B, K] int64; see `words.pack_key`."""
+    keys = torch.empty(problem.num_rows, problem.num_samples, dtype=torch.int64, device=device_of(problem))
+    return _run(problem, keys), keys
+
+
+def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
     assert problem.logits is not None
     block_v, num_warps = variant(problem)
     with arguments.on_device(problem.logits.device):
@@ -69,4 +82,4 @@ def run(problem: Problem) -> SampleResult:
         ready(logits_sample_kernel)[(launch.num_tiles * problem.num_rows,)](
             **kernel_arguments(problem, block_v, launch), num_warps=num_warps
         )
-        return reduce_candidates(problem, launch)
+        return reduce_candidates(problem, launch, keys)

@@ -1,0 +1,116 @@
+"""Measured choices in the place of built-in ones: a plain table by architecture, D, dtype and batch class.
+
+`fsample tune` writes such a table for a GPU and a shape; nothing is ever tuned while drawing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .types import Implementation, Problem
+
+SCHEMA = 1
+VARIABLE = "FSAMPLE_TABLE"
+CHOICES: tuple[Implementation, ...] = ("hopper", "triton", "unfused")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What plain calls of one batch class take: those with noise="grouped" and one sample a row."""
+
+    architecture: str  # "sm_90"
+    hidden: int  # D
+    dtype: str  # of hidden and weight: "bfloat16", "float16"
+    largest_batch: int  # of the class; it begins above that of the entry before
+    choice: Implementation
+    config: Mapping[str, int] | None = None  # fields of `HopperConfig`; None: the built-in one
+
+
+_entries: tuple[Entry, ...] | None = None  # None: the environment has not been looked at
+
+
+def load_table(source: str | Path | None) -> int:
+    """Use the table of a file from now on, in this process; None goes back to the built-in choices.
+
+    The environment variable FSAMPLE_TABLE names a file that is loaded at the first call instead. What has
+    no entry stays as built in. An entry's choice rules implementation="auto", its config every call of the
+    Hopper kernel. Tokens stay the same but for scores that the order of summation decides.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        ValueError: the file is none that `fsample tune` writes; names the file, the field and the rule.
+        OSError: the file cannot be read.
+    """
+    return use(() if source is None else read(Path(source)))
+
+
+def use(entries: Iterable[Entry]) -> int:
+    """Put entries in the place of those in use; returns their number."""
+    global _entries
+    _entries = tuple(sorted(entries, key=lambda entry: entry.largest_batch))
+    return len(_entries)
+
+
+def read(file: Path) -> list[Entry]:
+    """The entries of a file, checked. Raises ValueError, OSError."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"table {file} must be JSON: {error}; `fsample tune` writes one") from None
+    if not isinstance(data, dict) or (data.get("kind"), data.get("schema")) != ("table", SCHEMA):
+        raise ValueError(
+            f"table {file} must have kind 'table' and schema {SCHEMA}; `fsample tune` writes one"
+        )
+    rows = data.get("entries")
+    if not isinstance(rows, list):
+        raise ValueError(f"table {file}: entries must be a list, got {type(rows).__name__}")
+    return [_entry(row, f"table {file}: entries[{number}]") for number, row in enumerate(rows)]
+
+
+def _entry(row: Any, where: str) -> Entry:
+    names = ("architecture", "hidden", "dtype", "largest_batch", "choice", "config")
+    if not isinstance(row, dict) or set(names) - set(row):
+        raise ValueError(f"{where} must be an object with {', '.join(names)}, got {row!r}")
+    entry = Entry(**{name: row[name] for name in names})
+    if entry.choice not in CHOICES:
+        raise ValueError(f"{where}: choice must be one of {', '.join(CHOICES)}, got {entry.choice!r}")
+    for name in ("hidden", "largest_batch"):
+        value = row[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{where}: {name} must be an integer, 1 or more, got {value!r}")
+    if entry.config is not None:
+        from .ops.hopper_configs import HopperConfig
+
+        wanted = set(HopperConfig.__dataclass_fields__)
+        if entry.choice != "hopper" or not isinstance(entry.config, dict) or set(entry.config) != wanted:
+            raise ValueError(
+                f"{where}: config is for choice 'hopper' and has the fields {', '.join(sorted(wanted))}, "
+                f"got {entry.config!r}; tune again with this version"
+            )
+    return entry
+
+
+def in_use() -> bool:
+    """Whether there is an entry at all; looks at the environment the first time."""
+    if _entries is None:
+        load_table(os.environ.get(VARIABLE))
+    return bool(_entries)
+
+
+def find(problem: Problem, architecture: str) -> Entry | None:
+    """The entry for a call, or None."""
+    if not in_use() or problem.noise != "grouped" or problem.num_samples != 1 or problem.weight is None:
+        return None
+    key = (architecture, problem.weight.shape[1], str(problem.weight.dtype).removeprefix("torch."))
+    rows = problem.num_rows
+    for entry in _entries or ():
+        if (entry.architecture, entry.hidden, entry.dtype) == key and rows <= entry.largest_batch:
+            return entry
+    return None
