@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import socket
 import zlib
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from fsample_kernels.distributed import peers
+from fsample_kernels import distributed
+from fsample_kernels.distributed import peers, sharded
 from fsample_kernels.distributed.collectives import Team
+from fsample_kernels.types import Noise
 
 HOST = zlib.crc32(b"here")
 ALL = {(0, 1)}  # (GPU, peer) that rank 0 finds it reaches
@@ -54,3 +57,20 @@ def test_why_not_names_the_pair(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if triton else None)
     found = peers.why_not(cast(Team, TwoRanks(*other)), torch.device("cpu", 0))
     assert found.endswith(reason) and (found == "") == (reason == "")
+
+
+def test_auto_takes_the_link_that_there_is_and_p2p_insists() -> None:
+    team = cast(Team, SimpleNamespace(link_problem=""))
+    gpu = torch.device("cuda", 0)
+
+    def chosen(name: distributed.Exchange, noise: Noise = "grouped", words: int = 256) -> str:
+        return sharded._choose(team, name, noise, gpu, words)
+
+    assert chosen("auto") == "p2p" and chosen("p2p_after") == "p2p_after"
+    assert chosen("auto", words=sharded.MOST_WORDS + 1) == "candidates"
+    assert chosen("auto", "online") == "log_mass"
+    team.link_problem = "needs all ranks on one host, ranks 0 and 1 are on two"
+    assert chosen("auto") == "candidates" and chosen("log_mass") == "log_mass"
+    with pytest.raises(ValueError, match="^exchange='p2p' needs all ranks on one host, .*; use 'candidates'"):
+        chosen("p2p")
+    assert sharded._choose(team, "auto", "grouped", torch.device("cpu"), 1) == "candidates"

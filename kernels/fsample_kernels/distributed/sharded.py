@@ -19,6 +19,7 @@ from .collectives import Team, Transport, team_of
 
 Exchange = Literal["auto", "p2p", "p2p_after", "candidates", "log_mass"]
 _LINKED = ("p2p", "p2p_after")
+MOST_WORDS = 1 << 20  # of auto's p2p: 64 MiB of shared memory a pair of ranks
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NOISES: tuple[Noise, ...] = get_args(Noise)
 _EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -76,7 +77,8 @@ def sample(
             the memory of the other GPUs of the host, by the kernel that draws where that is the one for
             Hopper and ids are all that is asked for, else by one after it; "p2p_after": always by one after
             it, to compare. "auto": p2p where GPUs reach each other (found out once a group, the same on
-            every rank), else candidates; log_mass for noise="online", where a draw has no score.
+            every rank) and draws are at most 2^20, else candidates; log_mass for noise="online", where a draw
+            has no score.
         seed: None: rank 0 draws a seed and sends it, one more collective a call.
         head_bias: [V_r], of the shard. logit_bias and mask are by token id over all V, whole on every rank.
         vocab_size: bound on token ids over all V.
@@ -114,7 +116,6 @@ def sample(
         seed, position, temperature,
     )  # fmt: skip
     shard, is_new = _agree(team, header, weight_shard)
-    chosen = _choose(team, exchange, noise, hidden.device)
     if seed is None:
         drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
         seed = team.broadcast(drawn)
@@ -139,6 +140,7 @@ def sample(
         store_logits=store_logits,
     )
     name = validation.implementation_name(implementation)
+    chosen = _choose(team, exchange, noise, hidden.device, problem.num_rows * problem.num_samples)
     # Log-masses are needed by more than who asks for lse, and a row's lse by a call without samples.
     needed = dataclasses.replace(
         problem,
@@ -178,8 +180,11 @@ def _check_exchange(name: Exchange, noise: Noise, hidden: Tensor) -> None:
         raise ValueError(f"exchange={name!r} writes into the memory of GPUs; on a CPU use 'candidates'")
 
 
-def _choose(team: Team, name: Exchange, noise: Noise, device: torch.device) -> Exchange:
-    """The exchange of a call, after all ranks have said that they ask for the same."""
+def _choose(team: Team, name: Exchange, noise: Noise, device: torch.device, num_words: int) -> Exchange:
+    """The exchange of a call, after all ranks have said that they ask for the same.
+
+    num_words: rows times samples. Where they are very many, bandwidth counts and not latency: a gather.
+    """
     if name == "auto" and noise == "online":
         return "log_mass"
     if name in ("candidates", "log_mass") or device.type != "cuda":
@@ -187,7 +192,9 @@ def _choose(team: Team, name: Exchange, noise: Noise, device: torch.device) -> E
     problem = _link_problem(team, device)
     if problem and name != "auto":
         raise ValueError(f"exchange={name!r} {problem}; use 'candidates'")
-    return "candidates" if problem else "p2p" if name == "auto" else name
+    if name != "auto":
+        return name
+    return "candidates" if problem or num_words > MOST_WORDS else "p2p"
 
 
 def _link_problem(team: Team, device: torch.device) -> str:
