@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fsample_cli import samplers
+from fsample_cli.commands import doctor
 from fsample_cli.measure import environment
-from fsample_cli.records import Record
+from fsample_cli.records import Environment, Record
 
 Fsample = Callable[..., Any]
 
@@ -41,7 +42,7 @@ def test_without_a_gpu(fsample: Fsample) -> None:
     assert found["sampler", "fused"].status == found["sampler", "gemm"].status == "ok"
     assert found["sampler", "fi2"].status == "missing" and found["sampler", "fi2"].remedy
     assert found["timer", "wall"].status == "ok" and found["timer", "cupti"].status == "missing"
-    assert found["package", "torch"].status == "ok"
+    assert found["package", "torch"].status == "ok" and found["ranks", "gloo"].status == "ok"
     assert all(row.remedy for row in found.values() if row.status == "missing")
 
 
@@ -142,3 +143,16 @@ def test_nvidia_smi_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert environment.nvidia_smi(("driver_version",), "0") == {}  # an answer of another length is no answer
     tool.write_text("#!/bin/sh\necho broken >&2; exit 9\n")
     assert environment.nvidia_smi(("driver_version",), "0") == {}
+
+
+@pytest.mark.parametrize("has_nccl", [True, False])
+def test_what_ranks_need_on_two_gpus(monkeypatch: pytest.MonkeyPatch, has_nccl: bool) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
+    two = cast(Environment, SimpleNamespace(gpu="NVIDIA H200", gpu_count=2))
+    found = {row.name: row for row in doctor._ranks(two)}
+    assert found["nccl"].status == ("ok" if has_nccl else "missing")
+    assert found["nccl"].detail.startswith("2.29.3") if has_nccl else found["nccl"].remedy
+    assert "p2p" in found["symmetric memory"].detail

@@ -402,7 +402,8 @@ def test_a_shard_that_leaves_keys_or_sends_them(
     keys, linked, _, _, many = check(pool, jobs)
     # A word is two stores, and two loads in the first look and in the loop that waits.
     assert keys.system_stores == 0 and linked.system_stores == 4 and many.system_stores == 16
-    assert abs(linked.per_tile - keys.per_tile) <= 4 and abs(many.per_tile - keys.per_tile) <= 4
+    for code in (linked, many):  # the scheduler moves a few
+        assert abs(code.per_tile - keys.per_tile) <= keys.per_tile / 100, summary(code)
 
 
 def test_fp16(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
