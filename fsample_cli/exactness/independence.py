@@ -30,7 +30,7 @@ SAMPLES = 4
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
     """Pairs between rows, steps, seeds s and s + 1, and for ours samples; then repeats anywhere."""
-    rows = 4096 if plan.pair_draws >= 2**20 else min(256, plan.pair_draws // 8)
+    rows = 4096 if plan.pair_draws >= 2**20 else min(1024, plan.pair_draws // 8)
     steps = plan.pair_draws // rows
     seed = plan.case_seed(TEST) // 2 * 2
     flat = targets.flat(VOCAB)

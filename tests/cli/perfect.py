@@ -66,3 +66,11 @@ def probabilities_as_logits(hidden: Tensor, weight: Tensor, temperature: float, 
 
 def floats(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
     return right(hidden, weight, temperature, seed).float()
+
+
+def softmax_in_bf16(hidden: Tensor, weight: Tensor, temperature: float, seed: int) -> Tensor:
+    """Probabilities and their running sum in bf16, which has 8 bits."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    p = torch.softmax((hidden @ weight.T).bfloat16() / temperature, dim=1)
+    u = torch.rand(len(p), 1, generator=generator)
+    return torch.searchsorted(p.cumsum(1).float(), u).clamp(max=p.shape[1] - 1)[:, 0]

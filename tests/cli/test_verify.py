@@ -232,3 +232,28 @@ def test_exact_maths_can_be_asked_for(fsample: Fsample) -> None:
     )
     assert done.code == 0, done.err
     assert {row["algorithm"] for row in strict(done.out)["results"]} == {"element:exact"}
+
+
+def test_a_softmax_in_bf16_fails_and_the_baselines_take_it_in_fp32(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V = 256 at temperature 5 and bf16 logits: a running sum in bf16 is told apart in 10,000 draws."""
+    dtypes = set()
+    multinomial = torch.multinomial
+
+    def spy(p: torch.Tensor, count: int) -> torch.Tensor:
+        dtypes.add(p.dtype)
+        return multinomial(p, count)
+
+    monkeypatch.setattr(torch, "multinomial", spy)
+    done = fsample(
+        *ROWS, "--vocab", 256, "--temperature", 5, "--dtype", "bf16", "--format", "json",
+        "--sampler", "multinomial-eager,fused:grouped,tests.cli.perfect:softmax_in_bf16",
+    )  # fmt: skip
+    assert done.code == 1, done.err
+    verdicts: dict[str, set[str]] = {}
+    for row in strict(done.out)["results"]:
+        verdicts.setdefault(row["sampler"], set()).add(row["verdict"])
+    assert verdicts["tests.cli.perfect:softmax_in_bf16"] == {"fail"}
+    assert verdicts["fused"] == {"pass"} == verdicts["multinomial-eager"]
+    assert dtypes == {torch.float32}
