@@ -13,6 +13,7 @@ from fsample_cli import samplers
 from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.plan import Plan
 from fsample_cli.exactness.subject import Subject
+from fsample_cli.measure import compile_ahead
 from fsample_cli.samplers.fused import Fused
 from fsample_cli.samplers.protocol import IDENTITY, Sampler, SamplerUnavailable, ShapeUnsupported, Transform
 from fsample_kernels.types import Implementation, Noise
@@ -62,11 +63,11 @@ class Loader:
         reference = partial(fsample_kernels.sample, noise=noise, implementation="reference")
         return sampler, Subject(name, sampler.sample, sampler.prepare, library, noise, reference)
 
-    def compile_all(self, names: tuple[str, ...], hidden: Tensor, weight: Tensor, plan: Plan) -> None:
+    def compile_all(self, names: tuple[str, ...], hidden: Tensor, weight: Tensor, plan: Plan) -> str:
         """Compile, side by side, what the tests of our own kernels call; samplers of others compile at first
-        use. hidden [B, D], weight [V, D]: the workload's, at its largest batch.
+        use. hidden [B, D], weight [V, D]: the workload's, at its largest batch. Returns in words what was.
         """
-        with fsample_kernels.compile_only():
+        with compile_ahead.ahead() as found:
             for name in names:
                 if not is_compiled(name):
                     continue
@@ -77,6 +78,7 @@ class Loader:
                 if subject.library is not None:
                     forms.each(subject.library, plan)
                     forms.plain(subject.library, hidden, weight, seed=0, position=0)
+        return found.text
 
 
 def is_compiled(name: str) -> bool:

@@ -80,7 +80,7 @@ def run(
     if request.device == "cuda" and request.ranks == 1:
         stage("compiling")
         hidden = head.states[torch.arange(max(request.batches), device="cuda") % len(head.states)]
-        loader.compile_all(request.names, hidden, head.weight, kernels)
+        stage(loader.compile_all(request.names, hidden, head.weight, kernels) or "every kernel was compiled")
     draws = request.draws or default_draws(request)
     found: list[TestResult] = []
     loaded: dict[str, Sampler] = {}

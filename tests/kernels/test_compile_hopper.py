@@ -25,7 +25,14 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fsample_kernels.ops import arguments, hopper_configs, hopper_kernel, hopper_pipeline, hopper_sample
+from fsample_kernels.ops import (
+    arguments,
+    candidates,
+    hopper_configs,
+    hopper_kernel,
+    hopper_pipeline,
+    hopper_sample,
+)
 from fsample_kernels.ops.hopper_configs import LARGE, LARGE_HALF, UP_TO_64, UP_TO_64_NARROW, HopperConfig
 from fsample_kernels.types import Problem
 
@@ -404,6 +411,20 @@ def test_a_shard_that_leaves_keys_or_sends_them(
     assert keys.system_stores == 0 and linked.system_stores == 4 and many.system_stores == 16
     for code in (linked, many):  # the scheduler moves a few
         assert abs(code.per_tile - keys.per_tile) <= keys.per_tile / 100, summary(code)
+
+
+def test_shapes_that_tune_measures(
+    make_job: Callable[..., Job], pool: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = []
+    for config in candidates.HOPPER:
+        if config not in hopper_configs.ALL:
+            rows = next(rows for rows in (64, 128) if not candidates.why_not(config, rows, 256))
+            monkeypatch.setattr(hopper_sample, "variant", lambda problem, config=config: config)
+            monkeypatch.setitem(SIZES, config, (rows, 256))
+            monkeypatch.setitem(NAMES, config, f"{config.bv} x {config.bh}, {config.stages} stages")
+            jobs.append((config, make_job(config, "plain")))
+    check(pool, jobs)
 
 
 def test_fp16(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
