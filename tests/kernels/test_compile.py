@@ -22,7 +22,14 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fsample_kernels.ops import arguments, configs, lm_head_sample, logits_sample, reduce_candidates
+from fsample_kernels.ops import (
+    arguments,
+    configs,
+    lm_head_sample,
+    logits_sample,
+    reduce_candidates,
+    sort_sparse,
+)
 from fsample_kernels.types import Problem
 
 pytestmark = pytest.mark.skipif(
@@ -73,6 +80,7 @@ KERNELS = {
     "lm_head": lm_head_sample.lm_head_sample_kernel,
     "logits": logits_sample.logits_sample_kernel,
     "reduce": reduce_candidates.reduce_candidates_kernel,
+    "sort": sort_sparse.sort_sparse_kernel,
 }
 
 
@@ -213,7 +221,33 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
         result = (ids, torch.zeros(8, 1), torch.zeros(8), ids)  # the last: keys
         values = reduce_candidates.kernel_arguments(launch, *result)
         jobs.append(job(f"reduce {architecture} {variant}", "reduce", values, 4, 3, architecture))
+    ids, values = torch.zeros(9, dtype=torch.int64), torch.zeros(9)
+    given = (
+        ids,
+        ids,
+        values,
+        ids,
+        ids,
+        values,
+        ids,
+        torch.zeros(9, dtype=torch.bool),
+        9,
+        9,
+        9,
+        0,
+        V,
+        128,
+        128,
+    )
+    named = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
+    jobs.append(job(f"sort {architecture}", "sort", named, 4, 3, architecture))
     return jobs
+
+
+@pytest.fixture(autouse=True)
+def sort_without_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a launch's arguments sorts sparse biases, with a kernel."""
+    monkeypatch.setattr(arguments, "sort_sparse", sort_sparse.sort_many)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fsample_kernels.ops.sort_sparse import sort_sparse
 from fsample_kernels.types import Problem
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -133,7 +134,7 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     tile_sum = empty(B, T) if wants_mass else None
     logits = empty(B, V) if problem.store_logits else None
 
-    sparse_rows, sparse_ids, sparse_values, starts, spoiled = sort_sparse(problem, block_v, T, shift, device)
+    sparse_rows, sparse_ids, sparse_values, starts, spoiled = sparse_tables(problem, block_v, T, shift)
     kernel_arguments: dict[str, object] = {
         "num_rows": B, "num_columns": V, "num_tiles": T, "num_samples": K, "shift": shift,
         "first_id": problem.first_id, "limit": limit,
@@ -149,23 +150,17 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     return Launch(T, kernel_arguments, scores, ids, winner_logits, tile_max, tile_sum, logits, spoiled)
 
 
-def sort_sparse(
-    problem: Problem, block_v: int, num_tiles: int, shift: int, device: torch.device
+def sparse_tables(
+    problem: Problem, block_v: int, num_tiles: int, shift: int
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Sparse bias by vocabulary tile: (rows, ids, values) [N] sorted by id, starts [T + 1], spoiled [B].
-
-    Triples outside this shard fall into no tile. A bad id or value spoils its row, a bad row index every row.
-    """
+    """Sparse bias by vocabulary tile as `sort_sparse` gives it, or nothing."""
     if problem.sparse_bias is None:
         return None, None, None, None, None
-    rows, ids, values = problem.sparse_bias
-    B = problem.num_rows
-    sorted_ids, order = torch.sort(ids, stable=True)
-    edges = torch.arange(num_tiles + 1, device=device) * block_v + (problem.first_id - shift)
-    starts = torch.searchsorted(sorted_ids, edges)
-    bad_row = (rows < 0) | (rows >= B)
-    bad = (ids < 0) | (ids >= problem.vocab_size) | ~values.isfinite()
-    counts = torch.zeros(B + 1, dtype=torch.int32, device=device)
-    counts.scatter_add_(0, torch.where(bad_row, B, rows), (bad | bad_row).to(torch.int32))
-    spoiled = (counts[:B] + counts[B]) > 0
-    return rows[order], sorted_ids, values[order], starts, spoiled
+    return sort_sparse(
+        problem.sparse_bias,
+        problem.num_rows,
+        problem.vocab_size,
+        problem.first_id - shift,
+        num_tiles,
+        block_v,
+    )

@@ -16,7 +16,6 @@ from typing import Any
 
 import triton
 
-from fsample_kernels.ops import arguments
 from fsample_kernels.types import Compiled
 from fsample_kernels.warm import compile_workers
 
@@ -38,7 +37,7 @@ class _CompileOnly:
         self._kernel = kernel
 
     def __getitem__(self, grid):
-        if arguments.INTERPRETED:
+        if triton.knobs.runtime.interpret:
             return _nothing
         return partial(self._kernel.warmup, grid=grid)
 
