@@ -178,6 +178,19 @@ def test_the_exchange_is_compiled_without_a_launch(compiled: list[str]) -> None:
     assert compiled == ["exchange_kernel"] * 2 == [kernel.kernel for kernel in found]
 
 
+def test_a_kernel_that_does_not_compile_leaves_the_others(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Any, **options: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(lm_head_sample.lm_head_sample_kernel, "compile", refuse)
+    with compile_only(2) as found:
+        sample(torch.zeros(1, D), torch.zeros(V, D), seed=1)
+    assert [kernel.kernel for kernel in found] == ["reduce_candidates_kernel"]
+    assert not lm_head_sample.lm_head_sample_kernel.device_caches[0][0]  # its launch will compile, and raise
+
+
 def test_on_a_cpu_there_is_nothing_to_compile() -> None:
     assert warm_up(torch.zeros(V, D)) == ()
     assert warm_up_logits(torch.zeros(1, V)) == ()
