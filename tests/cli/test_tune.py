@@ -17,7 +17,7 @@ from fsample_cli.workloads import Workload
 from fsample_kernels import tables
 from tests.cli.conftest import Fsample
 
-FAST = {"bv": 128, "bh": 64, "bd": 64, "box": 16, "mw": 64, "stages": 8, "warpgroups": 1, "in_flight": 1}
+FAST = {"bv": 128, "rows0": 64, "rows1": 0, "bd": 64, "box": 16, "stages": 8, "in_flight": 1}
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(fsample: Fsample, tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def test_every_candidate_keeps_the_rules_for_some_batch_and_a_bad_one_does_not()
         assert candidates.why_not(hopper_configs.pick(rows, D, samples, "grouped"), rows, D) == ""
     large = hopper_configs.LARGE
     for bad, word in (
-        (replace(large, stages=9), "shared memory"), (replace(large, mw=128, warpgroups=1), "registers"),
-        (replace(large, warpgroups=1), "warpgroups"), (large, "half of every tile"),
+        (replace(large, stages=9), "shared memory"), (replace(large, rows0=128, rows1=0), "registers"),
+        (replace(large, rows1=128), "warpgroups"), (large, "half of every tile"),
         (replace(hopper_configs.UP_TO_64), "no multiple"),
     ):  # fmt: skip
         assert word in candidates.why_not(bad, 1 if word != "registers" else 256, 4096 + 64)

@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
-from fsample_kernels.ops.hopper_configs import ALL, LARGE, LARGE_HALF, UP_TO_64, UP_TO_64_NARROW, HopperConfig
+from fsample_kernels.ops.hopper_configs import (
+    ALL,
+    LARGE,
+    LARGE_HALF,
+    UP_TO_64,
+    UP_TO_64_NARROW,
+    UP_TO_192,
+    HopperConfig,
+)
 
 SHARED = 227 * 1024  # bytes a block can have on sm_90
 BARRIERS = 1024  # of which are kept for barriers and alignment
@@ -18,6 +26,8 @@ HOPPER: tuple[HopperConfig, ...] = (
     replace(UP_TO_64_NARROW, in_flight=0),
     replace(LARGE, stages=3),
     replace(LARGE, in_flight=1),
+    replace(UP_TO_192, in_flight=0),
+    replace(UP_TO_192, box=16),
     replace(LARGE_HALF, stages=5),
     replace(LARGE_HALF, in_flight=1),
 )
@@ -25,16 +35,16 @@ HOPPER: tuple[HopperConfig, ...] = (
 
 def why_not(config: HopperConfig, num_rows: int, size_d: int) -> str:
     """The rule that a shape breaks for a batch of that many rows, "" where it keeps all."""
-    shared = config.stages * (config.bv + config.bh) * config.bd * 2
+    shared = config.stages * (config.bv + config.rows) * config.bd * 2
     if shared > SHARED - BARRIERS:
         return f"stages need {shared} bytes of shared memory, a block has {SHARED - BARRIERS}"
-    accumulator = config.mw * config.bv // 128  # fp32 registers of each of a warpgroup's 128 threads
+    accumulator = config.rows0 * config.bv // 128  # fp32 registers of each of a warpgroup's 128 threads
     if accumulator > CONSUMER_ACCUMULATOR:
         return f"the accumulator needs {accumulator} registers a thread, at most {CONSUMER_ACCUMULATOR}"
-    if config.mw * config.warpgroups != config.bh:
-        return f"{config.warpgroups} warpgroups of {config.mw} rows are not the {config.bh} rows of a block"
-    if config.bh > 64 and num_rows <= config.bh // 2:
-        return f"{config.bh} rows a block for a batch of {num_rows}: half of every tile would be empty"
+    if config.rows0 not in (64, 128) or config.rows1 not in (0, 64, config.rows0):
+        return f"warpgroups of {config.rows0} and {config.rows1} rows: 64 or 128, and no more in the second"
+    if config.rows > 64 and num_rows <= config.rows // 2:
+        return f"{config.rows} rows a block for a batch of {num_rows}: half of every tile would be empty"
     if size_d % config.bd and config.bd > 64:
         return f"D = {size_d} is no multiple of {config.bd}: the last box would be part empty"
     return ""

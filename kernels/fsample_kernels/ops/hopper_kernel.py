@@ -9,9 +9,9 @@ over ranks it leaves the keys, or exchanges them with the other GPUs while other
 Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
 `reduce_candidates` ends.
 
-Values that only travel do so in tuples: ring (w_bufs, h_bufs, empty, full_bars), share (units, ctas, cta,
-row0), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots), own (rows, live, c, greedy,
-any_greedy). None holds a constexpr: out of a tuple in a variable it would come as a tensor.
+Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
+ctas, cta, row0), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots), own (rows, live, c,
+greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it would come as a tensor.
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -93,32 +93,34 @@ def finish_tile(
 @gluon.jit
 def consumer(
     ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr,
-    WG: gl.constexpr, BV: gl.constexpr, MW: gl.constexpr, STAGES: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, WARPGROUPS: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    WG: gl.constexpr, BV: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, STAGES: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: rows row0 + WG MW .. + MW of every tile of the CTA."""
+    """One warpgroup: of every tile of the CTA the MW0 rows from row0 on, or the MW1 rows after these."""
     units, ctas, cta, row0 = share
+    first_row = row0 + WG * MW0
+    MW: gl.constexpr = MW0 if WG == 0 else MW1
     num_rows, _, _, blocks_d, num_slots = sizes
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BV, 16]
     )
     block = blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0]
     lay: gl.constexpr = by_group(block, MW)[0].type.layout
-    rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + row0 + WG * MW
+    rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + first_row
     live = rows < num_rows
     c, greedy = load_scale(rows, live, row_args)
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
     own = (rows, live, c, greedy, any_greedy)
     state = empty_state(MW, lay)
-    full, rounds, whole, steps = split_work(units, ctas, cta, BV, WARPGROUPS)
+    full, rounds, whole, steps = split_work(units, ctas, cta, BV, MW0 == MW1)
     i = 0
     if BV > 128:
         for n in range(full):
             acc, i = accumulate(ring, i, blocks_d, WG, BV, MW, STAGES, IN_FLIGHT)
             tile = n * ctas + cta
             state = finish_tile(
-                acc, state, row0 + WG * MW, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
+                acc, state, first_row, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
                 candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     for j in range(steps):
@@ -126,13 +128,13 @@ def consumer(
         if (only == -1) | (only == WG):
             acc, i = accumulate(ring, i, blocks_d, WG, 128, MW, STAGES, IN_FLIGHT)
             state = finish_tile(
-                acc, state, row0 + WG * MW, unit * 128, unit, own, sizes, row_args, tables,
+                acc, state, first_row, unit * 128, unit, own, sizes, row_args, tables,
                 candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
         else:
             i = pass_over(ring, i, blocks_d, STAGES)
     if keys_ptr is not None:
-        publish(keys_ptr, state, row0 + WG * MW, num_rows, tables[0], MW)
+        publish(keys_ptr, state, first_row, num_rows, tables[0], MW)
     elif SINGLE:
         store_candidates(
             state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates,
@@ -158,15 +160,21 @@ def hopper_kernel(
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
     HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, SINGLE: gl.constexpr, WANT_MASS: gl.constexpr,
     GROUPED: gl.constexpr, FAST: gl.constexpr,
-    BV: gl.constexpr, BH: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW: gl.constexpr,
-    STAGES: gl.constexpr, WARPGROUPS: gl.constexpr, IN_FLIGHT: gl.constexpr,
+    BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
+    STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     KEYS: gl.constexpr, RANKS: gl.constexpr,  # leave keys in place of ids; ranks of the link
 ):  # fmt: skip
     w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BV, BD], w.dtype)
-    h_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BH, BD], h.dtype)
+    h_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([MW0, BD], h.dtype)
+    BH: gl.constexpr = MW0 + MW1
+    SPAN: gl.constexpr = MW0 + MW0 * (MW1 > 0)  # the power of two that holds a block of rows
+    WARPGROUPS: gl.constexpr = 2 if MW1 > 0 else 1
     w_bufs = gl.allocate_shared_memory(w.dtype, [STAGES, BV, BD], w_layout)
-    h_bufs = gl.allocate_shared_memory(h.dtype, [STAGES, BH, BD], h_layout)
+    h0_bufs = gl.allocate_shared_memory(h.dtype, [STAGES, MW0, BD], h_layout)
+    h1_bufs = h0_bufs
+    if MW1 > 0:
+        h1_bufs = gl.allocate_shared_memory(h.dtype, [STAGES, MW1, BD], h_layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
@@ -179,7 +187,7 @@ def hopper_kernel(
     cta = gl.program_id(0) // row_blocks
     row0 = row_block * BH
     blocks_d = gl.cdiv(size_d, BD)
-    ring = (w_bufs, h_bufs, empty, full_bars)
+    ring = (w_bufs, h0_bufs, h1_bufs, empty, full_bars)
     share = (units, ctas, cta, row0)
     sizes = (num_rows, num_columns, num_samples, blocks_d, num_slots)
     row_args = (
@@ -198,31 +206,31 @@ def hopper_kernel(
         gl.warp_specialize([
             (consumer, (
                 ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV,
-                MW, STAGES, IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+                MW0, MW1, STAGES, IN_FLIGHT, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
                 ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(1), BV,
-                MW, STAGES, IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BH, BD, BOX, STAGES, WARPGROUPS)),
+                MW0, MW1, STAGES, IN_FLIGHT, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (
                 ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV,
-                MW, STAGES, IN_FLIGHT, WARPGROUPS, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BH, BD, BOX, STAGES, WARPGROUPS)),
+                MW0, MW1, STAGES, IN_FLIGHT, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
         # the barrier orders this CTA's relaxed atomics before the acq_rel counter, so that the last sees all
         cta_barrier()
         arrived = gl.atomic_add(counters_ptr + row_block, 1, sem="acq_rel", scope="gpu")
         if arrived == ctas - 1:
+            end = gl.minimum(row0 + BH, num_rows)
             if KEYS:
-                r, key = take_keys(keys_ptr, counters_ptr, row0, row_block, num_rows, BH)
-                gl.store(ids_ptr + r, key, mask=r < num_rows)
+                r, key = take_keys(keys_ptr, counters_ptr, row0, row_block, end, SPAN)
+                gl.store(ids_ptr + r, key, mask=r < end)
             elif link_ptr is not None:
                 meet_peers(
-                    keys_ptr, counters_ptr, ids_ptr, link_ptr, row0, row_block, row_blocks, num_rows, BH,
-                    RANKS,
-                )  # fmt: skip
+                    keys_ptr, counters_ptr, ids_ptr, link_ptr, row0, row_block, row_blocks, end, SPAN, RANKS
+                )
             else:
-                write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH)
+                write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, end, SPAN)

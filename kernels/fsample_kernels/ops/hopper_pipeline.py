@@ -15,13 +15,13 @@ from fsample_kernels.ops.gluon_names import load_box
 
 
 @gluon.jit
-def split_work(units, ctas, cta, BV: gl.constexpr, WARPGROUPS: gl.constexpr):
+def split_work(units, ctas, cta, BV: gl.constexpr, EVEN: gl.constexpr):
     """How the units of 128 ids are dealt: (full, rounds, whole, steps).
 
     First `full` tiles of BV ids to every CTA, then units one by one for `rounds` rounds: 593.5 tiles of 256
-    on 132 SMs are 4.5 rounds instead of 5. When a last round would keep no more than half of the CTAs busy,
-    its units, from number `whole` on, go to two CTAs each, one a warpgroup's rows. `steps` counts the CTA's
-    units, that one included.
+    on 132 SMs are 4.5 rounds instead of 5. When a last round would keep no more than half of the CTAs busy
+    and two warpgroups have as many rows each (EVEN), its units, from number `whole` on, go to two CTAs each,
+    one a warpgroup's rows. `steps` counts the CTA's units, that one included.
     """
     full = 0
     if BV > 128:
@@ -29,7 +29,7 @@ def split_work(units, ctas, cta, BV: gl.constexpr, WARPGROUPS: gl.constexpr):
     dealt = full * (BV // 128) * ctas
     last = (units - dealt) % ctas
     whole = units
-    if WARPGROUPS == 2:
+    if EVEN:
         if 2 * last <= ctas:
             whole = units - last
     rounds = gl.cdiv(gl.maximum(whole - dealt - cta, 0), ctas)
@@ -52,31 +52,35 @@ def unit_of(j, full, rounds, whole, ctas, cta, BV: gl.constexpr):
 
 @gluon.jit
 def load_stage(
-    w, h, w_buf, h_buf, bar, column0, d0, row0, box0, box1,
-    WIDE: gl.constexpr, BH: gl.constexpr, BOX: gl.constexpr,
+    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, box0, box1,
+    WIDE: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
     """One k-block of W, 128 ids a box, and boxes box0 .. box1 - 1 of H, BOX rows each: boxes without rows
     would be filled with zeros, which costs as much time as data."""
-    for n in gl.static_range(BH // BOX + 1):  # the byte count of an expect is a constant: one of these fires
+    BOXES: gl.constexpr = (MW0 + MW1) // BOX
+    for n in gl.static_range(BOXES + 1):  # the byte count of an expect is a constant: one of these fires
         mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == box1 - box0)
     for v in gl.static_range(WIDE):
         load_box(w, [column0 + v * 128, d0], bar, w_buf.slice(v * 128, 128))
-    for b in gl.static_range(BH // BOX):
+    for b in gl.static_range(BOXES):
         wanted = (b >= box0) & (b < box1)
-        load_box(h, [row0 + b * BOX, d0], bar, h_buf.slice(b * BOX, BOX), pred=wanted)
+        if b < MW0 // BOX:
+            load_box(h, [row0 + b * BOX, d0], bar, h0_buf.slice(b * BOX, BOX), pred=wanted)
+        else:
+            load_box(h, [row0 + b * BOX, d0], bar, h1_buf.slice(b * BOX - MW0, BOX), pred=wanted)
 
 
 @gluon.jit
 def producer(
     w, h, ring, share, num_rows, blocks_d,
-    BV: gl.constexpr, BH: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, WARPGROUPS: gl.constexpr,
+    BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warp: every k-block of the CTA's tiles into the ring."""
-    w_bufs, h_bufs, empty, full_bars = ring
+    w_bufs, h0_bufs, h1_bufs, empty, full_bars = ring
     units, ctas, cta, row0 = share
-    full, rounds, whole, steps = split_work(units, ctas, cta, BV, WARPGROUPS)
-    row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), BH // BOX)
+    full, rounds, whole, steps = split_work(units, ctas, cta, BV, MW0 == MW1)
+    row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), (MW0 + MW1) // BOX)
     i = 0
     if BV > 128:
         for n in range(full):
@@ -84,8 +88,8 @@ def producer(
                 s = i % STAGES
                 mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
                 load_stage(
-                    w, h, w_bufs.index(s), h_bufs.index(s), full_bars.index(s), (n * ctas + cta) * BV, d * BD,
-                    row0, 0, row_boxes, BV // 128, BH, BOX,
+                    w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
+                    (n * ctas + cta) * BV, d * BD, row0, 0, row_boxes, BV // 128, MW0, MW1, BOX,
                 )  # fmt: skip
                 i += 1
     for j in range(steps):
@@ -93,14 +97,14 @@ def producer(
         box0 = 0
         box1 = row_boxes
         if only >= 0:
-            box0 = gl.minimum(only * (BH // BOX // 2), row_boxes)
-            box1 = gl.minimum((only + 1) * (BH // BOX // 2), row_boxes)
+            box0 = gl.minimum(only * (MW0 // BOX), row_boxes)
+            box1 = gl.minimum((only + 1) * (MW0 // BOX), row_boxes)
         for d in range(blocks_d):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
             load_stage(
-                w, h, w_bufs.index(s), h_bufs.index(s), full_bars.index(s), unit * 128, d * BD,
-                row0, box0, box1, 1, BH, BOX,
+                w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
+                unit * 128, d * BD, row0, box0, box1, 1, MW0, MW1, BOX,
             )  # fmt: skip
             i += 1
 
@@ -116,7 +120,8 @@ def accumulate(
     late. With 1 the tensor cores never wait for the issue of the next stage; with 0 no stage that has been
     used up stands idle, which counts where memory sets the pace.
     """
-    w_bufs, h_bufs, empty, full_bars = ring
+    w_bufs, _, _, empty, full_bars = ring
+    h_bufs = ring[1 + WG]
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16]
     )
@@ -124,9 +129,8 @@ def accumulate(
     for d in range(blocks_d):
         s = i % STAGES
         mbarrier.wait(full_bars.index(s), (i // STAGES) & 1)
-        h_tile = h_bufs.index(s).slice(WG * MW, MW)
         w_tile = w_bufs.index(s).slice(0, N).permute((1, 0))
-        acc = warpgroup_mma(h_tile, w_tile, acc, use_acc=d > 0, is_async=True)
+        acc = warpgroup_mma(h_bufs.index(s), w_tile, acc, use_acc=d > 0, is_async=True)
         acc = warpgroup_mma_wait(num_outstanding=IN_FLIGHT, deps=(acc,))
         if IN_FLIGHT == 0:
             mbarrier.arrive(empty.index(s), count=1)
@@ -142,7 +146,7 @@ def accumulate(
 @gluon.jit
 def pass_over(ring, i, blocks_d, STAGES: gl.constexpr):
     """Hand back unread the stages of a tile that is for the other warpgroup's rows."""
-    _, _, empty, full_bars = ring
+    _, _, _, empty, full_bars = ring
     for _ in range(blocks_d):
         mbarrier.wait(full_bars.index(i % STAGES), (i // STAGES) & 1)
         mbarrier.arrive(empty.index(i % STAGES), count=1)

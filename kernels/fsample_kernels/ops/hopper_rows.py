@@ -141,7 +141,7 @@ def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
     """Raise the rows' keys to this CTA's best: the order-preserving int32 image of the score above the
     complemented id, so that the larger key wins and ties go to the lower id."""
     score, column, _ = gl.reduce((state[0], state[1], state[2]), 1, better)
-    image = score.to(gl.int32, bitcast=True)
+    image = (score + 0.0).to(gl.int32, bitcast=True)  # -0.0 ties with 0.0
     ordered = image ^ ((image >> 31) & 0x7FFFFFFF)
     key = (ordered.to(gl.int64) << 32) | (0x7FFFFFFF - (column + first_id)).to(gl.int64)
     r = gl.arange(0, M, layout=key.type.layout) + row0
@@ -149,35 +149,36 @@ def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
 
 
 @gluon.jit
-def take_keys(keys_ptr, counters_ptr, row0, row_block, num_rows, BH: gl.constexpr):
-    """The last CTA of a block of rows: their keys, and the workspace as the next launch wants it."""
+def take_keys(keys_ptr, counters_ptr, row0, row_block, end, SPAN: gl.constexpr):
+    """The last CTA of a block of rows, row0 .. end, SPAN at most: their keys, and the workspace as the next
+    launch wants it."""
     lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    r = gl.arange(0, BH, layout=lay) + row0
-    key = gl.load(keys_ptr + r, mask=r < num_rows, other=0, volatile=True)
-    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < num_rows)
+    r = gl.arange(0, SPAN, layout=lay) + row0
+    key = gl.load(keys_ptr + r, mask=r < end, other=0, volatile=True)
+    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < end)
     gl.store(counters_ptr + row_block, 0)
     return r, key
 
 
 @gluon.jit
-def write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, num_rows, BH: gl.constexpr):
+def write_ids(keys_ptr, counters_ptr, ids_ptr, row0, row_block, end, SPAN: gl.constexpr):
     """The last CTA of a block of rows: keys to ids, and the workspace as the next launch wants it."""
     lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    r = gl.arange(0, BH, layout=lay) + row0
-    key = gl.load(keys_ptr + r, mask=r < num_rows, other=0, volatile=True)
+    r = gl.arange(0, SPAN, layout=lay) + row0
+    key = gl.load(keys_ptr + r, mask=r < end, other=0, volatile=True)
     image = (key >> 32).to(gl.int32)
     ids = 0x7FFFFFFF - (key & 0xFFFFFFFF)
     # the images of +inf (a row with a NaN) and of -inf (nothing allowed)
     ids = gl.where((image == 0x7F800000) | (image == -0x7F800001), -1, ids)
-    gl.store(ids_ptr + r, ids, mask=r < num_rows)
-    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < num_rows)
+    gl.store(ids_ptr + r, ids, mask=r < end)
+    gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < end)
     gl.store(counters_ptr + row_block, 0)
 
 
 @gluon.jit
 def meet_peers(
-    keys_ptr, counters_ptr, ids_ptr, link_ptr, row0, row_block, row_blocks, num_rows,
-    BH: gl.constexpr, RANKS: gl.constexpr,
+    keys_ptr, counters_ptr, ids_ptr, link_ptr, row0, row_block, row_blocks, end,
+    SPAN: gl.constexpr, RANKS: gl.constexpr,
 ):  # fmt: skip
     """The last CTA of a block of rows sends its keys to the ranks of other shards, and waits for theirs.
 
@@ -185,8 +186,8 @@ def meet_peers(
     they send their own, so the launch ends wherever its peers' do.
     """
     epoch = gl.load(link_ptr + EPOCH)
-    r, key = take_keys(keys_ptr, counters_ptr, row0, row_block, num_rows, BH)
-    live = r < num_rows
+    r, key = take_keys(keys_ptr, counters_ptr, row0, row_block, end, SPAN)
+    live = r < end
     index = r.to(gl.int64)
     send(link_ptr, epoch, index, key, live, RANKS, True)
     spins = epoch * 0

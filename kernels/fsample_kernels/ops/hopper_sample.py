@@ -147,7 +147,7 @@ def _run(
         hidden = hidden.clone(memory_format=torch.contiguous_format)
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
     units = triton.cdiv(V if problem.store_logits else limit, 128)
-    row_blocks = triton.cdiv(B, config.bh)
+    row_blocks = triton.cdiv(B, config.rows)
     ctas = max(1, min(sm_count(device) // row_blocks, units))
     wants_mass = problem.want_logprob or problem.want_lse
     in_one_launch = meets(problem)
@@ -157,9 +157,9 @@ def _run(
         return torch.empty(shape, dtype=dtype, device=device)
 
     with arguments.on_device(device):
-        sparse_rows, sparse_ids, sparse_values, starts, spoiled = arguments.sort_sparse(
-            problem, 128, units, 0, device
-        )  # fmt: skip
+        sparse_rows, sparse_ids, sparse_values, starts, spoiled = arguments.sparse_tables(
+            problem, 128, units, 0
+        )
         logits = empty(B, V) if problem.store_logits else None
         rows = arguments.row_arguments(problem)
         launch = ids = state = None
@@ -189,8 +189,8 @@ def _run(
             HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
             WANT_MASS=wants_mass, GROUPED=problem.noise == "grouped",
             FAST=problem.math == "fast",
-            BV=config.bv, BH=config.bh, BD=config.bd, BOX=config.box, MW=config.mw, STAGES=config.stages,
-            WARPGROUPS=config.warpgroups, IN_FLIGHT=config.in_flight,
+            BV=config.bv, BD=config.bd, BOX=config.box, MW0=config.rows0, MW1=config.rows1,
+            STAGES=config.stages, IN_FLIGHT=config.in_flight,
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
             KEYS=in_one_launch and keys is not None, RANKS=ranks,
             num_warps=4, maxnreg=MAX_REGISTERS,
