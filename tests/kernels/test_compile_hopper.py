@@ -456,10 +456,10 @@ def test_shapes_that_tune_measures(
     jobs = []
     for config in candidates.HOPPER:
         if config not in hopper_configs.ALL:
-            rows = next(rows for rows in (64, 128) if not candidates.why_not(config, rows, 256))
+            rows = next(rows for rows in (64, 128, 192) if not candidates.why_not(config, rows, 256))
             monkeypatch.setattr(hopper_sample, "variant", lambda problem, config=config: config)
             monkeypatch.setitem(SIZES, config, (rows, 256))
-            monkeypatch.setitem(NAMES, config, f"{config.bv} x {config.bh}, {config.stages} stages")
+            monkeypatch.setitem(NAMES, config, f"{config.bv} x {config.rows}, {config.stages} stages")
             jobs.append((config, make_job(config, "plain")))
     check(pool, jobs)
 
