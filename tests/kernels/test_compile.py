@@ -221,24 +221,9 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
         result = (ids, torch.zeros(8, 1), torch.zeros(8), ids)  # the last: keys
         values = reduce_candidates.kernel_arguments(launch, *result)
         jobs.append(job(f"reduce {architecture} {variant}", "reduce", values, 4, 3, architecture))
-    ids, values = torch.zeros(9, dtype=torch.int64), torch.zeros(9)
-    given = (
-        ids,
-        ids,
-        values,
-        ids,
-        ids,
-        values,
-        ids,
-        torch.zeros(9, dtype=torch.bool),
-        9,
-        9,
-        9,
-        0,
-        V,
-        128,
-        128,
-    )
+    nine = torch.zeros(9, dtype=torch.int64)
+    triples = (nine, nine, torch.zeros(9))
+    given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128)
     named = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
     jobs.append(job(f"sort {architecture}", "sort", named, 4, 3, architecture))
     return jobs
