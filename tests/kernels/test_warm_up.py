@@ -25,12 +25,13 @@ from fsample_kernels.ops import (
     lm_head_sample,
     logits_sample,
     reduce_candidates,
+    sort_sparse,
 )
 
 V, D = 1000, 96
 KERNELS = (
     hopper_kernel.hopper_kernel, lm_head_sample.lm_head_sample_kernel, logits_sample.logits_sample_kernel,
-    reduce_candidates.reduce_candidates_kernel, exchange.exchange_kernel,
+    reduce_candidates.reduce_candidates_kernel, exchange.exchange_kernel, sort_sparse.sort_sparse_kernel,
 )  # fmt: skip
 
 
@@ -88,6 +89,9 @@ def hopper_why_not(problem: Any) -> str | None:
     return None if problem.hidden.dtype == torch.bfloat16 and problem.noise != "online" else "not here"
 
 
+TRIPLE = (torch.int64, torch.int64, torch.float32)
+
+
 def call_arguments(features: str, rows: int) -> dict[str, Any]:
     """Arguments of a call as a server makes them, one of them a slice at an odd address."""
     per_row: dict[str, Any] = {
@@ -105,6 +109,7 @@ def call_arguments(features: str, rows: int) -> dict[str, Any]:
         "bias": per_row
         | {"logit_bias": torch.zeros(rows, V, dtype=torch.float16), "head_bias": torch.zeros(V)},
         "sparse": {"seed": 1, "logit_bias": [{3: 1.0}] * rows, "softcap": 30.0},
+        "triple": {"seed": 1, "logit_bias": tuple(torch.zeros(rows + 1, dtype=kind)[1:] for kind in TRIPLE)},
         "logprob": per_row | {"want_logprob": True, "logit_scale": 0.5},
         "lse": {"seed": 1, "want_lse": True},
         "samples": {"seed": 1, "num_samples": 4},
@@ -114,8 +119,8 @@ def call_arguments(features: str, rows: int) -> dict[str, Any]:
 
 
 FEATURES = (
-    "plain", "unseeded", "rows", "greedy", "mask", "bits", "bias", "sparse", "logprob", "lse", "samples",
-    "element", "stored",
+    "plain", "unseeded", "rows", "greedy", "mask", "bits", "bias", "sparse", "triple", "logprob", "lse",
+    "samples", "element", "stored",
 )  # fmt: skip
 SIZES = (*range(1, 35), 63, 64, 65, 66, 127, 128, 129, 192, 255, 256)
 

@@ -19,7 +19,10 @@ MANY = 1 << 15
 LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
-@triton.jit(do_not_specialize=["num", "num_rows", "num_edges", "first_edge", "vocab_size"])
+@triton.jit(
+    do_not_specialize=["num", "num_rows", "num_edges", "first_edge", "vocab_size"],
+    do_not_specialize_on_alignment=["rows_ptr", "ids_ptr", "values_ptr"],
+)
 def sort_sparse_kernel(
     rows_ptr, ids_ptr, values_ptr,  # [N] int64, int64, fp32
     sorted_rows_ptr, sorted_ids_ptr, sorted_values_ptr,  # the same, in order of ids
