@@ -223,7 +223,7 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
         jobs.append(job(f"reduce {architecture} {variant}", "reduce", values, 4, 3, architecture))
     nine = torch.zeros(9, dtype=torch.int64)
     triples = (nine, nine, torch.zeros(9))
-    given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128)
+    given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128, 32)
     named = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
     jobs.append(job(f"sort {architecture}", "sort", named, 4, 3, architecture))
     return jobs

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fsample_kernels.ops.compiling import ready
 
-BLOCK = 128
+BLOCK = 128  # entries a program makes
+CHUNK = 32  # triples it reads at a time
 MANY = 1 << 15
 LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
@@ -29,11 +30,12 @@ def sort_sparse_kernel(
     starts_ptr,  # [T + 1] int64
     spoiled_ptr,  # [B] bool
     num, num_rows, num_edges, first_edge, vocab_size,
-    BLOCK_V: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Each program makes BLOCK entries of one of the outputs, and reads all triples for that."""
     pid = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
+    some = tl.arange(0, CHUNK)
     placing = tl.cdiv(num, BLOCK)
     counting = tl.cdiv(num_edges, BLOCK)
     if pid < placing:
@@ -43,11 +45,11 @@ def sort_sparse_kernel(
         place = tl.zeros((BLOCK,), tl.int32)
         start = 0
         while start < num:
-            j = start + offs
+            j = start + some
             other = tl.load(ids_ptr + j, mask=j < num, other=LAST)
             equal_before = (other[None, :] == id[:, None]) & (j[None, :] < i[:, None])
             place += tl.sum(((other[None, :] < id[:, None]) | equal_before).to(tl.int32), 1)
-            start += BLOCK
+            start += CHUNK
         tl.store(sorted_rows_ptr + place, tl.load(rows_ptr + i, mask=live, other=0), mask=live)
         tl.store(sorted_ids_ptr + place, id, mask=live)
         tl.store(sorted_values_ptr + place, tl.load(values_ptr + i, mask=live, other=0.0), mask=live)
@@ -57,17 +59,17 @@ def sort_sparse_kernel(
         before = tl.zeros((BLOCK,), tl.int32)
         start = 0
         while start < num:
-            j = start + offs
+            j = start + some
             other = tl.load(ids_ptr + j, mask=j < num, other=LAST)
             before += tl.sum((other[None, :] < edge[:, None]).to(tl.int32), 1)
-            start += BLOCK
+            start += CHUNK
         tl.store(starts_ptr + e, before.to(tl.int64), mask=e < num_edges)
     else:
         r = (pid - placing - counting) * BLOCK + offs
         spoiled = tl.zeros((BLOCK,), tl.int32)
         start = 0
         while start < num:
-            j = start + offs
+            j = start + some
             row = tl.load(rows_ptr + j, mask=j < num, other=0)
             id = tl.load(ids_ptr + j, mask=j < num, other=0)
             value = tl.load(values_ptr + j, mask=j < num, other=0.0)
@@ -75,7 +77,7 @@ def sort_sparse_kernel(
             bad = (id < 0) | (id >= vocab_size) | ~(tl.abs(value) < float("inf"))
             here = bad[None, :] & (row[None, :] == r[:, None])
             spoiled |= tl.max((here | nowhere[None, :]).to(tl.int32), 1)
-            start += BLOCK
+            start += CHUNK
         tl.store(spoiled_ptr + r, spoiled != 0, mask=r < num_rows)
 
 
@@ -98,7 +100,7 @@ def sort_sparse(
     grid = sum(triton.cdiv(n, BLOCK) for n in (num, num_tiles + 1, num_rows))
     ready(sort_sparse_kernel)[(grid,)](
         rows, ids, values, *ordered, starts, spoiled, num, num_rows, num_tiles + 1, first_edge, vocab_size,
-        BLOCK_V=block_v, BLOCK=BLOCK, num_warps=4,
+        BLOCK_V=block_v, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4,
     )  # fmt: skip
     return *ordered, starts, spoiled
 
