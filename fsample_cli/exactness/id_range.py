@@ -12,9 +12,9 @@ from fsample_cli.exactness.subject import Subject
 TEST = "range"
 # one token; the two sides of a tile of 128; a size no power of two divides; sides of a block of 4096
 VOCABS = (1, 127, 129, 1000, 4095, 4097)
-ROWS = (1, 3, forms.BATCHES[-1])  # alone, a partly filled tile, two past 128
+ROWS = (1, 3, forms.BATCHES[-1])  # alone, a partly filled tile, two past 192
 # A sampler that compiles every shape anew gets one batch a vocabulary.
-ONE_EACH = dict(zip(VOCABS, (1, 3, 130, 1, 130, 3), strict=True))
+ONE_EACH = dict(zip(VOCABS, (1, 3, 194, 1, 194, 3), strict=True))
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:

@@ -15,7 +15,7 @@ from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import Library, Subject
 
 TEST = "invariance"
-ROWS, KINDS = forms.BATCHES[-1], 4  # rows of four distributions; two rows past tiles of 64 and 128
+ROWS, KINDS = forms.BATCHES[-1], 4  # rows of four distributions; two rows past tiles of 64 and 192
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -90,7 +90,7 @@ def _row_order(s: _Setting) -> int:
 
 def _batch_size(s: _Setting) -> int:
     wrong = 0
-    for size in (1, 2, 3, 17, 33, 64):
+    for size in (1, 2, 3, 17, 33, 64, 130):
         ids = forms.by_row(
             s.library, s.hidden[:size], s.weight, seed=s.seeds[:size], position=s.positions[:size]
         ).ids
