@@ -76,9 +76,9 @@ def sample(
         exchange: "candidates" or "log_mass", through the group's own gather. "p2p": candidates written into
             the memory of the other GPUs of the host, by the kernel that draws where that is the one for
             Hopper and ids are all that is asked for, else by one after it; "p2p_after": always by one after
-            it, to compare. "auto": p2p where GPUs reach each other (found out once a group, the same on
-            every rank) and draws are at most 2^20, else candidates; log_mass for noise="online", where a draw
-            has no score.
+            it. "auto": p2p_after where GPUs reach each other (found out once a group, the same on every rank)
+            and draws are at most 2^20, else candidates; log_mass for noise="online", where a draw has no
+            score.
         seed: None: rank 0 draws a seed and sends it, one more collective a call.
         head_bias: [V_r], of the shard. logit_bias and mask are by token id over all V, whole on every rank.
         vocab_size: bound on token ids over all V.
@@ -194,7 +194,7 @@ def _choose(team: Team, name: Exchange, noise: Noise, device: torch.device, num_
         raise ValueError(f"exchange={name!r} {problem}; use 'candidates'")
     if name != "auto":
         return name
-    return "candidates" if problem or num_words > MOST_WORDS else "p2p"
+    return "candidates" if problem or num_words > MOST_WORDS else "p2p_after"
 
 
 def _link_problem(team: Team, device: torch.device) -> str:

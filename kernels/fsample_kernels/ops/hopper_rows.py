@@ -155,6 +155,8 @@ def take_keys(keys_ptr, counters_ptr, row0, row_block, end, SPAN: gl.constexpr):
     lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     r = gl.arange(0, SPAN, layout=lay) + row0
     key = gl.load(keys_ptr + r, mask=r < end, other=0, volatile=True)
+    # Of 64 rows warps 2 and 3 hold copies, and send them too: none may read after another has emptied a key.
+    cta_barrier()
     gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < end)
     gl.store(counters_ptr + row_block, 0)
     return r, key
