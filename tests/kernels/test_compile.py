@@ -27,6 +27,7 @@ from fsample_kernels.ops import (
     configs,
     lm_head_sample,
     logits_sample,
+    pick_rank,
     reduce_candidates,
     sort_sparse,
 )
@@ -81,6 +82,7 @@ KERNELS = {
     "logits": logits_sample.logits_sample_kernel,
     "reduce": reduce_candidates.reduce_candidates_kernel,
     "sort": sort_sparse.sort_sparse_kernel,
+    "rank": pick_rank.pick_rank_kernel,
 }
 
 
@@ -226,6 +228,10 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
     given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128, 32)
     named = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
     jobs.append(job(f"sort {architecture}", "sort", named, 4, 3, architecture))
+    lse, bad = torch.zeros(2, 9), torch.zeros(9, dtype=torch.bool)
+    given = (lse, nine, 9, 3, nine, 1, 0, 0, nine, 1, 0, 0, bad, 1, 2, 128)
+    named = dict(zip(pick_rank.pick_rank_kernel.arg_names, given, strict=True))
+    jobs.append(job(f"rank {architecture}", "rank", named, 4, 3, architecture))
     return jobs
 
 

@@ -60,19 +60,29 @@ def merge_log_mass(
     for name, value in (("seed", seed), ("position", position), ("greedy", greedy)):
         if isinstance(value, Tensor) and tuple(value.shape) not in ((), (num_rows,)):
             raise ValueError(f"{name} must be 0-d or [B] with B = {num_rows}, got {list(value.shape)}")
-    device = ids.device
-    streams = noise.row_streams(seed, position, num_rows, device)
-    units = torch.arange(num_ranks, device=device)[:, None, None]
-    samples = torch.arange(num_samples, device=device)[:, None]
+    if ids.is_cuda:
+        from ..ops import pick_rank  # needs Triton
+
+        rank = pick_rank.pick_rank(lse, num_samples, seed, position, greedy)
+    else:
+        rank = _pick_rank(lse, num_samples, seed, position, greedy)
+    picks = torch.full((), greedy, device=ids.device) if isinstance(greedy, bool) else greedy
+    total = torch.where(picks, lse.amax(0), torch.logsumexp(lse, 0))
+    dead = (total.isnan() | (total == -torch.inf))[:, None]
+    chosen = ids.gather(0, rank[None])[0]
+    return Merged(chosen.masked_fill(dead, -1), rank.masked_fill(dead, -1), total)
+
+
+def _pick_rank(
+    lse: Tensor, num_samples: int, seed: int | Tensor, position: int | Tensor, greedy: bool | Tensor
+) -> Tensor:
+    """The winner [B, K] of lse [R, B]; the lower rank on a tie."""
+    num_ranks, num_rows = lse.shape
+    streams = noise.row_streams(seed, position, num_rows, lse.device)
+    units = torch.arange(num_ranks, device=lse.device)[:, None, None]
+    samples = torch.arange(num_samples, device=lse.device)[:, None]
     r0, r1, _, _ = streams.words(units, samples, noise.RANK)  # [R, K, B]
     plain = lse[:, None].expand(-1, num_samples, -1)
     score = noise.log_mass_score(plain * noise.LOG2_E, noise.exponential(noise.uniform64(r0, r1)))
-    picks = torch.full((), greedy, device=device) if isinstance(greedy, bool) else greedy
-    score = torch.where(picks, plain, score)
-    rank = score.argmax(0)  # [K, B], the lower rank on a tie
-    total = torch.where(picks, lse.amax(0), torch.logsumexp(lse, 0))
-    dead = total.isnan() | (total == -torch.inf)
-    chosen = ids.permute(0, 2, 1).gather(0, rank[None])[0]
-    return Merged(
-        chosen.masked_fill(dead, -1).t().contiguous(), rank.masked_fill(dead, -1).t().contiguous(), total
-    )
+    picks = torch.full((), greedy, device=lse.device) if isinstance(greedy, bool) else greedy
+    return torch.where(picks, plain, score).argmax(0).t().contiguous()
