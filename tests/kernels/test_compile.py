@@ -226,11 +226,11 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
     nine = torch.zeros(9, dtype=torch.int64)
     triples = (nine, nine, torch.zeros(9))
     given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128, 32)
-    named = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
+    named: dict[str, object] = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
     jobs.append(job(f"sort {architecture}", "sort", named, 4, 3, architecture))
     lse, bad = torch.zeros(2, 9), torch.zeros(9, dtype=torch.bool)
-    given = (lse, nine, 9, 3, nine, 1, 0, 0, nine, 1, 0, 0, bad, 1, 2, 128)
-    named = dict(zip(pick_rank.pick_rank_kernel.arg_names, given, strict=True))
+    given_ranks = (lse, nine, 9, 3, nine, 1, 0, 0, nine, 1, 0, 0, bad, 1, 2, 128)
+    named = dict(zip(pick_rank.pick_rank_kernel.arg_names, given_ranks, strict=True))
     jobs.append(job(f"rank {architecture}", "rank", named, 4, 3, architecture))
     return jobs
 
