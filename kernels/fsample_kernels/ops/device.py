@@ -88,8 +88,11 @@ def split_uniform(r0, r1, total):
     lo = ((r0 & 255).to(tl.float32) + (r1.to(tl.float32) + 0.5) * TWO_M32) * TWO_M32
     head = hi + lo
     tail = lo - (head - hi)
-    product = head * total
-    low = tl.fma(head, total, -product) + tail * total
+    # Not `head * total`: compilers contract a product with the sums that it meets, also with the one in
+    # `t - product`, so that the error of its rounding, which `low` holds, would count twice. An fma with zero
+    # is rounded for good. Times -1 is a sign on an operand; `-product` is 0 - product, an instruction more.
+    product = tl.fma(head, total, 0.0)
+    low = tl.fma(head, total, product * -1.0) + tail * total
     t = product + low
     return t, low - (t - product)
 

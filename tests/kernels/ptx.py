@@ -1,0 +1,126 @@
+"""A straight-line PTX kernel, evaluated: what NVIDIA's compiler was handed, without a GPU.
+
+The interpreter of Triton and a CPU round every product; LLVM may contract it with the sum it goes into. fp32
+arithmetic is correctly rounded here, as the PTX manual has it for fma, mul, add and sub; ex2.approx is the
+exact value, rounded. Subnormal numbers are kept also where an instruction says .ftz.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]  # of a value a thread, or 0-d: the same in every thread
+ARRAY_BITS = 40  # an address is the number of a parameter, shifted, and a byte offset
+LINE = re.compile(r"(?:@%p\d+ )?([a-z]\w*(?:\.\w+)*)\s+(.*);")
+Operation = Callable[..., Array]
+f32 = np.float32
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """a b + c, rounded once: the float64 product is exact, its sum is rounded to odd, then to fp32."""
+    product, addend = np.float64(a) * np.float64(b), np.float64(c)
+    total = np.asarray(product + addend)
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    bits = total.view(np.int64)
+    outward = np.where((error > 0) == (total > 0), 1, -1)
+    inexact = np.isfinite(error) & (error != 0) & (bits & 1 == 0)
+    return np.where(inexact, bits + outward, bits).view(np.float64).astype(f32)
+
+
+def select(a: Array, b: Array, predicate: Array) -> Array:
+    return np.where(predicate, a, b)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "add.f32": lambda a, b: a + b,
+    "add.s64": lambda a, b: a + b,
+    "and.b32": lambda a, b: a & b,
+    "cvt.rn.f32.u32": lambda a: a.astype(f32),
+    "cvt.u32.u64": lambda a: a & 0xFFFFFFFF,
+    "ex2.approx.f32": lambda a: np.exp2(np.float64(a)).astype(f32),
+    "ex2.approx.ftz.f32": lambda a: np.exp2(np.float64(a)).astype(f32),
+    "fma.rn.f32": fma,
+    "mad.wide.s32": lambda a, b, c: a * b + c,
+    "max.f32": np.fmax,
+    "min.f32": np.fmin,
+    "mov.b32": lambda a: a,
+    "mov.u32": lambda a: a,
+    "mov.u64": lambda a: a,
+    "mul.f32": lambda a, b: a * b,
+    "mul.wide.s32": lambda a, b: a * b,
+    "neg.f32": lambda a: -a,
+    "or.b32": lambda a, b: a | b,
+    "selp.b32": select,
+    "selp.f32": select,
+    "setp.eq.f32": lambda a, b: a == b,
+    "setp.gt.f32": lambda a, b: a > b,
+    "setp.le.f32": lambda a, b: a <= b,
+    "setp.lt.f32": lambda a, b: a < b,
+    "setp.lt.s32": lambda a, b: a < b,
+    "shl.b32": lambda a, b: (a << b) & 0xFFFFFFFF,
+    "shr.u32": lambda a, b: a >> b,
+    "sub.f32": lambda a, b: a - b,
+    "xor.pred": lambda a, b: a ^ b,
+}
+
+
+class Kernel:
+    """A kernel of one dimension without branches or shared memory.
+
+    Raises ValueError for an instruction that is not known, and for a product that ptxas could still contract
+    with a sum and change its value: one that is not by a power of two.
+    """
+
+    def __init__(self, ptx: str, block: int) -> None:
+        self._block = block
+        body = ptx[ptx.index("{", ptx.index(".entry")) :].partition("ret;")[0]
+        self._steps = [
+            (found[1], re.findall(r"[%\w]+(?:\.\w+)?", found[2]))
+            for found in map(LINE.match, map(str.strip, body.splitlines()))
+            if found is not None
+        ]
+        for name, operands in self._steps:
+            if name not in OPERATIONS and not name.startswith(("ld.", "st.global")):
+                raise ValueError(f"an instruction must be one of OPERATIONS, got {name!r}; add it there")
+            if name == "mul.f32" and not any(map(is_power_of_two, operands)):
+                raise ValueError(f"a product must be by a power of two or an fma, got {name} {operands}")
+
+    def run(self, threads: int, arguments: list[Array | int]) -> Array:
+        """What the kernel stores to its last array, by thread: int [threads]. Arguments that are arrays are
+        read at their addresses."""
+        i = np.arange(threads)
+        known: dict[str, Array] = {"%tid.x": i % self._block, "%ctaid.x": i // self._block}
+        stored = np.zeros(threads, np.int64)
+
+        def value(operand: str) -> Array:
+            if operand.startswith("%"):
+                return known[operand]
+            if operand.startswith("0f"):
+                return np.array(int(operand[2:], 16), np.uint32).view(f32)
+            return np.asarray(int(operand, 0))
+
+        for name, (target, *operands) in self._steps:
+            if name.startswith("ld.param"):
+                number = int(operands[0].rpartition("_")[2])
+                given = arguments[number] if number < len(arguments) else 0
+                known[target] = np.asarray(given if isinstance(given, int) else number << ARRAY_BITS)
+            elif name.startswith("ld.global"):
+                address = known[operands[0]] + int(operands[1])
+                array = arguments[int(address.flat[0]) >> ARRAY_BITS]
+                assert not isinstance(array, int)
+                known[target] = array[(address & ((1 << ARRAY_BITS) - 1)) // array.itemsize]
+            elif name.startswith("st.global"):
+                stored[:] = known[operands[1]]
+            else:
+                known[target] = np.asarray(OPERATIONS[name](*map(value, operands)))
+        return stored
+
+
+def is_power_of_two(operand: str) -> bool:
+    return operand.startswith("0f") and int(operand[2:], 16) & 0x7FFFFF == 0

@@ -1,0 +1,84 @@
+"""The claim, by enumeration, on the code that LLVM makes for an NVIDIA GPU: contracted products and all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.kernels import bisection, ptx, stage_kernels
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+    # the sum of -inf and its negative, as on the GPU
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+BLOCK = 128
+POINTS = 1023
+TYPES = {"x_ptr": "*fp32", "high_ptr": "*i64", "low_ptr": "*i64", "out_ptr": "*i32", "count": "i32"}
+
+
+def compiled(fast: bool, folder: Path) -> ptx.Kernel:
+    constants = {"FAST": fast, "N": BLOCK}
+    source = ASTSource(
+        fn=stage_kernels.member_kernel,
+        signature=TYPES | dict.fromkeys(constants, "constexpr"),
+        constexprs=constants,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder))
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return ptx.Kernel(made.asm["ptx"], BLOCK)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fast", "exact"])
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ptx.Kernel:
+    return compiled(request.param, tmp_path_factory.mktemp("triton"))
+
+
+def measure(kernel: ptx.Kernel, x: torch.Tensor) -> dict[int, int]:
+    def members(words: list[int]) -> list[int]:
+        high, low = (half.numpy() for half in bisection.split(words))
+        found: list[int] = kernel.run(len(words), [x.numpy(), high, low, np.zeros(0), len(words)]).tolist()
+        return found
+
+    return bisection.measures(members, POINTS)
+
+
+@pytest.mark.parametrize("name", list(bisection.tail_groups()))
+def test_every_member_of_a_group_has_its_probability(kernel: ptx.Kernel, name: str) -> None:
+    """By bisection over all 2**64 words: 1 % relative down to 2**-40, 2**-44 absolute below, TV < 2**-20."""
+    x = bisection.tail_groups()[name]
+    bisection.assert_claim(x, measure(kernel, x))
+
+
+def test_an_fma_is_rounded_once() -> None:
+    """Against exact integers: three operands of 24 bits whose sum lies at and beside ties of fp32."""
+    generator = np.random.default_rng(0)
+    a, b = generator.integers(1 << 23, 1 << 24, (2, 20_000))
+    shift = generator.integers(0, 30, 20_000)
+    c = -(a * b >> (shift + 24)) << shift
+    c = (c.astype(ptx.f32) + generator.integers(-2, 3, 20_000)).astype(ptx.f32)
+    found = ptx.fma(a.astype(ptx.f32), b.astype(ptx.f32), c)
+    right = [rounded(int(x) * int(y) + int(z)) for x, y, z in zip(a, b, c, strict=True)]
+    assert found.tolist() == right
+
+
+def rounded(value: int) -> float:
+    """To 24 bits, ties to even."""
+    drop = max(abs(value).bit_length() - 24, 0)
+    half = 1 << drop >> 1
+    low, kept = abs(value) & ((1 << drop) - 1), abs(value) >> drop
+    kept += drop > 0 and (low > half or (low == half and kept & 1 == 1))
+    return float((kept << drop) * (1 if value >= 0 else -1))
+
+
+def test_a_product_that_ptxas_could_contract_is_refused() -> None:
+    with pytest.raises(ValueError, match="power of two or an fma"):
+        ptx.Kernel(".entry k() {\nmul.f32 %r1, %r2, %r3;\nret;\n}", BLOCK)
