@@ -7,6 +7,7 @@ from __future__ import annotations
 
 USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports after Ctrl-C
+TERMINATED = 143  # 128 + SIGTERM, which `timeout` sends
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a C program whose reader went away
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Optional
 
 import typer
 
-from fsample_cli import launch, samplers
+from fsample_cli import interrupts, launch, samplers
 from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.options import (
     BatchOption,
@@ -90,6 +91,9 @@ def bench(
     With --features: per-row temperature with greedy rows, seeds on the device, mask, dense and sparse bias,
     head bias, soft-cap, logprob, lse, four samples, element noise; each alone, with values that change no
     token, and gated by the plain call's ids.
+
+    Stopped by SIGINT or SIGTERM it still writes the batches that had ended, marked as unfinished (exit code
+    130 or 143).
     """
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))
@@ -130,6 +134,7 @@ def bench(
     with (
         team_of(launch.place(tp) if tp > 1 else None, where) as team,
         progress_bar(iterations * rounds * len(batches), quiet or team.rank > 0) as (stage, tick),
+        interrupts.terminable() if tp == 1 else nullcontext(),
     ):
         done = session.run(
             names, workload, batches, device=where, timer=timer, warmup=warmup, iterations=iterations,
@@ -143,10 +148,16 @@ def bench(
     timed = {row.sampler for row in done.outcome.results if row.median_us is not None}
     used = baseline or next((name for name in ("fi2", "multinomial") if name in timed), None)
     settings = {**done.settings, "baseline": used, **({"features": True} if features else {})}
+    stopped = done.outcome.stopped
+    if stopped:
+        settings["unfinished"] = f"stopped by {stopped}; batches that had ended are kept"
     rows, problems = done.outcome.results, done.outcome.problems
     write_report(
         Record("bench", command_line(), done.environment, inputs.describe(workload), rows, settings), target
     )
+    if stopped:
+        note(f"bench: unfinished: {settings['unfinished']}", False)
+        raise typer.Exit(interrupts.exit_code(stopped))
     if problems:
         raise FsampleError(
             f"bench: {problems[0]}", f"{len(problems)} such in the record, under settings.problems"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from typing import Annotated, Optional
 
 import typer
 
-from fsample_cli import launch, samplers
+from fsample_cli import interrupts, launch, samplers
 from fsample_cli.errors import UsageError
 from fsample_cli.options import (
     BatchOption,
@@ -33,6 +34,7 @@ from fsample_cli.options import (
     build_workload,
     check_output,
     command_line,
+    note,
     parse_batches,
     parse_samplers,
     resolve_device,
@@ -110,7 +112,8 @@ def verify(
     checkpoint is given) and compares the counts with the softmax in float64 by chi-squared. The other tests
     use distributions known to the last bit: goodness, tails, zero-mass, range, independence; and for fused
     alone ranks, pathwise, logprob, invariance, noise. All p-values are judged together (Holm). Exit code 1
-    when anything fails.
+    when anything fails. Stopped by SIGINT or SIGTERM it still judges and writes what had ended, marked as
+    unfinished (exit code 130 or 143).
 
     With --tp every draw is made by ranks that share the head, started here unless torchrun has done so.
     """
@@ -161,15 +164,17 @@ def verify(
     with (
         team_of(launch.place(tp) if tp > 1 else None, where) as team,
         progress_bar(len(names) * len(tests), quiet or team.rank > 0) as (stage, tick),
+        interrupts.terminable() if tp == 1 else nullcontext(),
     ):
-        results, per_row = session.run(request, stage, tick)
+        done = session.run(request, stage, tick)
     if team.rank > 0:
         return
+    results = done.results
     shown = results if details or target.format in ("json", "csv") else summary.condense(results)
     failed = summary.failures(results)
     settings |= {
         "tests": list(tests),
-        "draws": per_row,
+        "draws": done.draws,
         "temperature": temperature,
         "p_values": sum(row.p_value is not None for row in results),
         "statistics": len(results),
@@ -177,10 +182,15 @@ def verify(
         "false_alarms": f"a right sampler fails this run with probability at most {alpha:g} (Holm)",
         "claims": {name: text for name in names if (text := claims.claim(name)) is not None},
     }
+    if done.stopped:
+        settings["unfinished"] = f"stopped by {done.stopped} during {done.next_up}"
     record = Record(
         "verify", command_line(), environment.collect(), inputs.describe(workload), tuple(shown), settings
     )
     write_report(record, target)
+    if done.stopped:
+        note(f"verify: unfinished: {settings['unfinished']}; {len(results)} statistics are kept", False)
+        raise typer.Exit(interrupts.exit_code(done.stopped))
     if failed:
         raise typer.Exit(1)
 

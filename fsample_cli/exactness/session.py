@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -14,9 +16,10 @@ from fsample_cli.errors import MissingError
 from fsample_cli.exactness import battery, fit_rows, self_test
 from fsample_cli.exactness.loading import Loader, is_compiled
 from fsample_cli.exactness.outcomes import Case
-from fsample_cli.exactness.plan import Level, for_online, make_plan
+from fsample_cli.exactness.plan import Level, Plan, for_online, make_plan
 from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import BadIds, Subject
+from fsample_cli.interrupts import name_of
 from fsample_cli.measure import inputs
 from fsample_cli.records import VerifyResult
 from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
@@ -48,6 +51,20 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Verified:
+    """All results, judged, and the draws a row got.
+
+    `stopped` is the signal that ended the run early, if one did: the results are then those of the tests that
+    had ended, judged together, and `next_up` is the one that had not.
+    """
+
+    results: list[VerifyResult]
+    draws: int
+    stopped: str = ""
+    next_up: str = ""
+
+
+@dataclass(frozen=True)
 class Head:
     """The workload's tensors: states [R, D], weight [V, D], and the float64 logits [R, V] they must give."""
 
@@ -57,14 +74,13 @@ class Head:
     transform: Transform
 
 
-def run(
-    request: Request, stage: Callable[[str], None], tick: Callable[[], None]
-) -> tuple[list[VerifyResult], int]:
-    """All results, judged, and the draws a row got. `stage` and `tick` (once per sampler and test) show
+def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]) -> Verified:
+    """Every test of every sampler, judged together. `stage` and `tick` (once per sampler and test) show
     progress.
 
-    Raises UsageError for a sampler name that is unknown, MissingError where memory does not hold the head or
-    nothing at all could be tested.
+    SIGINT, and SIGTERM where `terminable`, ends a run on one rank early; before the first test has ended they
+    raise KeyboardInterrupt as ever. Raises UsageError for a sampler name that is unknown, MissingError
+    where memory does not hold the head or nothing at all could be tested.
     """
     dtype = inputs.TORCH_DTYPES[request.workload.dtype]
     loader = Loader(request.device, dtype, request.ranks)
@@ -84,30 +100,54 @@ def run(
     draws = request.draws or default_draws(request)
     found: list[TestResult] = []
     loaded: dict[str, Sampler] = {}
-    for name in request.names:
-        for test in request.tests:
-            stage(f"{name}: {test}")
-            case = Case.start(test, Subject(name, _never), "")
-            try:
-                if test == fit_rows.TEST:
-                    sampler, subject = loader.load(name, head.transform)
-                    found += _rows(subject, head, request, draws)
-                else:
-                    sampler, subject = loader.load(name)
-                    check = next(check for check in battery.TESTS if check.name == test)
-                    plan = kernels if is_compiled(name) else torch_code
-                    sized = for_online(plan) if subject.noise == "online" else plan
-                    found += battery.run_check(check, subject, sized)
-                loaded[name] = sampler
-            except (SamplerUnavailable, ShapeUnsupported) as error:
-                if samplers.is_user_function(name):
-                    raise
-                found.append(case.skip(str(error).removeprefix(f"{name}: ")))
-            tick()
-    if all(result.skipped for result in found):
+    stopped = next_up = ""
+    for name, test in product(request.names, request.tests):
+        stage(f"{name}: {test}")
+        start = time.perf_counter()
+        try:
+            results, sampler = _one_test(name, test, request, draws, loader, head, kernels, torch_code)
+        except KeyboardInterrupt as stop:
+            if request.ranks > 1 or not found:  # the other ranks are inside a call that this one has left
+                raise
+            stopped, next_up = name_of(stop), f"{name}: {test}"
+            break
+        found += results
+        if sampler is not None:
+            loaded[name] = sampler
+        stage(f"{name}: {test} took {time.perf_counter() - start:.1f} s")
+        tick()
+    if not stopped and all(result.skipped for result in found):
         raise MissingError(f"verify: nothing could be tested: {found[0].note}")
     judged = battery.judge(found, request.alpha)
-    return [_record(result, loaded.get(result.sampler)) for result in judged], draws
+    rows = [_record(result, loaded.get(result.sampler)) for result in judged]
+    return Verified(rows, draws, stopped, next_up)
+
+
+def _one_test(
+    name: str,
+    test: str,
+    request: Request,
+    draws: int,
+    loader: Loader,
+    head: Head,
+    kernels: Plan,
+    torch_code: Plan,
+) -> tuple[list[TestResult], Sampler | None]:
+    """Results of one test of one sampler, and the sampler, where it could run."""
+    case = Case.start(test, Subject(name, _never), "")
+    try:
+        if test == fit_rows.TEST:
+            sampler, subject = loader.load(name, head.transform)
+            return _rows(subject, head, request, draws), sampler
+        sampler, subject = loader.load(name)
+        check = next(check for check in battery.TESTS if check.name == test)
+        plan = kernels if is_compiled(name) else torch_code
+        sized = for_online(plan) if subject.noise == "online" else plan
+        return battery.run_check(check, subject, sized), sampler
+    except (SamplerUnavailable, ShapeUnsupported) as error:
+        if samplers.is_user_function(name):
+            raise
+        return [case.skip(str(error).removeprefix(f"{name}: "))], None
 
 
 def run_self_test(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fsample_cli import samplers
 from fsample_cli.hardware import Gpu, roofline_us
+from fsample_cli.interrupts import name_of
 from fsample_cli.measure import gate
 from fsample_cli.measure.clocks import ClockReader, ClockReading
 from fsample_cli.measure.compile_ahead import compile_ahead
@@ -70,6 +71,7 @@ class Outcome:
     descriptions: dict[str, str]  # sampler -> exact call
     problems: tuple[str, ...]  # gate failures, compilations inside a timed section: do not trust the run
     compiled: str = ""  # what was compiled before it began, in words
+    stopped: str = ""  # the signal that ended the run early, if one did; batches that had ended are kept
 
 
 def sweep(
@@ -90,7 +92,7 @@ def sweep(
     A sampler that cannot run here, or not on this shape, gets rows that say why, and the run goes on. One
     that fails its gate gets no time. Raises MissingError when the head does not fit in memory, FsampleError
     for unknown names. On a team of ranks every one runs it and gets the same rows;
-    `load` makes their samplers.
+    `load` makes their samplers. A KeyboardInterrupt after the first batch, on one rank, ends the run there.
     """
     device = torch.device(settings.device)
     transform = Transform(workload.logit_scale, workload.softcap)
@@ -103,18 +105,25 @@ def sweep(
         ours = [load(name, change) for name in names for change in {transform, Transform()}]
         compiled = compile_ahead(ours, [weight], [*batches, gate.SMALL_ROWS], settings.temperature).text
     contenders = [_admit(name, transform, weight, device, settings, progress, team, load) for name in names]
+    stopped = ""
     results: list[BenchResult] = []
     problems = [c.problem for c in contenders if c.problem.startswith("failed")]
     for batch in batches:
         hidden = make_hidden(workload, batch, settings.device, settings.seed, weight)
-        rows, found = _one_batch(
-            contenders, hidden, weight, transform, workload, settings,
-            stopwatch=make_stopwatch(), flush=flush, clock_reader=clock_reader, progress=progress, team=team,
-        )  # fmt: skip
+        try:
+            rows, found = _one_batch(
+                contenders, hidden, weight, transform, workload, settings, stopwatch=make_stopwatch(),
+                flush=flush, clock_reader=clock_reader, progress=progress, team=team,
+            )  # fmt: skip
+        except KeyboardInterrupt as stop:
+            if team.size > 1 or not results:  # the other ranks are inside a call that this one has left
+                raise
+            stopped = name_of(stop)
+            break
         results += rows
         problems += found
     descriptions = {c.asked: c.sampler.description for c in contenders}
-    return Outcome(tuple(results), descriptions, tuple(problems), compiled)
+    return Outcome(tuple(results), descriptions, tuple(problems), compiled, stopped)
 
 
 def _admit(
