@@ -6,6 +6,7 @@ The interpreter runs one rank at a time, so what a peer would send is put into i
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import pytest
@@ -121,12 +122,19 @@ def test_a_rank_that_does_not_come_is_named_and_its_words_are_poison() -> None:
 def test_words_are_stored_and_polled_at_system_scope(ranks: int, best: bool) -> None:
     signature = {
         "words_ptr": "*i64", "out_ptr": "*i64", "link_ptr": "*i64", "num_words": "i32",
-        "RANKS": "constexpr", "BLOCK": "constexpr", "BEST": "constexpr", "ASM": "constexpr",
+        "RANKS": "constexpr", "BLOCK": "constexpr", "WARPS": "constexpr", "BEST": "constexpr",
+        "ASM": "constexpr",
     }  # fmt: skip
-    constants = {"RANKS": ranks, "BLOCK": exchange.BLOCK, "BEST": best, "ASM": True}
+    constants = {
+        "RANKS": ranks, "BLOCK": exchange.BLOCK, "WARPS": exchange.WARPS, "BEST": best, "ASM": True,
+    }  # fmt: skip
     source = ASTSource(exchange.exchange_kernel, signature, constants)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": exchange.WARPS})
     ptx = made.asm["ptx"]
     assert ptx.count("st.relaxed.sys.global.b64") >= 2 * ranks
     assert ptx.count("ld.relaxed.sys.global.b64") >= 4 * ranks  # a first look, and the loop
     assert "globaltimer" in ptx and "cubin" in made.asm
+    # Threads read clocks that differ: a look and a maximum over all come between a clock and a branch.
+    straight = [re.split(r"\bbra\b", after)[0] for after in ptx.split("globaltimer")[1:]]
+    polls = [code for code in straight if "ld.relaxed.sys" in code and re.search(r"bar(rier)?\.sync", code)]
+    assert len(polls) == ranks

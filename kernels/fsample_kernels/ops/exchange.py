@@ -8,6 +8,7 @@ from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.link import EPOCH, clock, end_step, ids_of, send, take
 
 BLOCK = 256  # words a program handles at a time
+WARPS = 4
 PROGRAMS = 32  # at most: all of them must run at the same time, since each waits for its twin on every peer
 
 
@@ -17,8 +18,11 @@ def exchange_kernel(
     out_ptr,  # [R, N] int64, every rank's words; with BEST [N], the ids of the largest keys
     link_ptr,  # [6 + R] int64
     num_words,
-    RANKS: tl.constexpr, BLOCK: tl.constexpr, BEST: tl.constexpr, ASM: tl.constexpr,
+    RANKS: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, BEST: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
+    # Inline assembly runs in copies too, where a block is smaller than its threads' registers: here there are
+    # none, at one word a thread or at the two of a wide load.
+    tl.static_assert(BLOCK >= 2 * 32 * WARPS)
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
     offs = tl.arange(0, BLOCK)
@@ -58,7 +62,8 @@ def exchange(words, out, link, ranks: int, best: bool, only_compile: bool = Fals
     grid = (min(PROGRAMS, triton.cdiv(num_words, BLOCK)),)
     named = {
         "words_ptr": words, "out_ptr": out, "link_ptr": link, "num_words": num_words,
-        "RANKS": ranks, "BLOCK": BLOCK, "BEST": best, "ASM": not arguments.INTERPRETED, "num_warps": 4,
+        "RANKS": ranks, "BLOCK": BLOCK, "WARPS": WARPS, "BEST": best, "ASM": not arguments.INTERPRETED,
+        "num_warps": WARPS,
     }  # fmt: skip
     with arguments.on_device(words.device):
         if only_compile:

@@ -15,9 +15,8 @@ import triton.language as tl
 
 EPOCH = tl.constexpr(0)  # of this step
 DONE = tl.constexpr(1)  # programs that have ended this step
-STATUS = tl.constexpr(
-    2
-)  # address of [2] int64 in pinned host memory: 1 + the rank that did not come, its epoch
+# Address of [2] int64 in pinned host memory: 1 + the rank that did not come, its epoch.
+STATUS = tl.constexpr(2)
 RANK = tl.constexpr(3)
 CAPACITY = tl.constexpr(4)  # words a rank and slot
 LIMIT = tl.constexpr(5)  # ns that a word is waited for
@@ -89,13 +88,15 @@ def take(link_ptr, epoch, index, source, live, start, spins, RANKS: tl.constexpr
     high = load_remote(at, live, ASM)
     low = load_remote(at + 8, live, ASM)
     waits = tl.max((live & (((high ^ tag) >> 32 != 0) | ((low ^ tag) >> 32 != 0))).to(tl.int32), axis=0)
-    late = waits * 0
-    while (waits > 0) & (late == 0):
+    while waits == 1:  # 2: given up
+        spins += 1
+        # Every thread reads a clock of its own, and a maximum has barriers. So it also decides that the limit
+        # is past: else a warp that reads it a tick earlier goes back to barriers that the others have left.
+        weight = 1 + (clock(spins, ASM) - start > limit).to(tl.int32)
         high = load_remote(at, live, ASM)
         low = load_remote(at + 8, live, ASM)
-        waits = tl.max((live & (((high ^ tag) >> 32 != 0) | ((low ^ tag) >> 32 != 0))).to(tl.int32), axis=0)
-        spins += 1
-        late = (clock(spins, ASM) - start > limit).to(tl.int32)
+        missing = live & (((high ^ tag) >> 32 != 0) | ((low ^ tag) >> 32 != 0))
+        waits = tl.max(missing.to(tl.int32) * weight, axis=0)
     if waits > 0:
         status = tl.load(link_ptr + STATUS).to(tl.pointer_type(tl.int64))
         tl.store(status + 1, epoch)
