@@ -72,6 +72,14 @@ def test_rows_have_their_own_parameters(make_problem: MakeProblem, noise: str) -
     assert lm_head_sample.run(solo).ids.tolist() == result.ids[2:3].tolist()
 
 
+def test_rows_colder_than_the_minimum_are_greedy(make_problem: MakeProblem) -> None:
+    """Down to temperatures whose reciprocal is none in fp32; the minimum itself is not."""
+    heats = torch.tensor([0.0, 1e-45, 1e-38, 1e-25, 2.0**-65, 2.0**-64])
+    result = check(make_problem(6, 300, 32, num_samples=2, temperature=heats, **EVERYTHING))
+    assert result.logits is not None and result.lse is not None
+    assert result.lse[:5].tolist() == result.logits[:5].amax(1).tolist()
+
+
 def test_a_number_and_a_tensor_draw_the_same(make_problem: MakeProblem) -> None:
     numbers = make_problem(3, 200, 16, seed=2**64 - 5, position=2**32 - 1, temperature=0.75)
     tensors = dataclasses.replace(

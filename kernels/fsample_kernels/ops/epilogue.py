@@ -8,7 +8,10 @@ of 3.9) cannot take such a bound in `range`.
 import triton
 import triton.language as tl
 
+from fsample_kernels import types
 from fsample_kernels.ops.device import LOG2_E, base2_scale, element_draw, exp2, greedy, grouped_draw
+
+MIN_TEMPERATURE = tl.constexpr(types.MIN_TEMPERATURE)
 
 
 @triton.jit
@@ -23,6 +26,12 @@ def tanh(z):
 
 
 @triton.jit
+def greedy_at(temperature):
+    """Whether a row is drawn greedily. The host has rounded a number below the minimum to 0, a tensor not."""
+    return (temperature >= 0.0) & (temperature < MIN_TEMPERATURE)
+
+
+@triton.jit
 def load_rows(offs_b, mask_b, rows):
     """Per row: log2(e) / temperature, is greedy, position, row word, key words."""
     (temperature_ptr, temperature_stride, temperature, seed_ptr, seed_stride, seed_low, seed_high,
@@ -31,7 +40,7 @@ def load_rows(offs_b, mask_b, rows):
         t = tl.zeros_like(offs_b).to(tl.float32) + temperature
     else:
         t = tl.load(temperature_ptr + offs_b * temperature_stride, mask=mask_b, other=1.0)
-    is_greedy = t == 0.0
+    is_greedy = greedy_at(t)
     c = tl.where(is_greedy, 1.0, base2_scale(t))
     if seed_ptr is None:
         k0 = tl.zeros_like(offs_b) + seed_low

@@ -8,6 +8,7 @@ from torch import Tensor
 from fsample_kernels.ops.arguments import Launch
 from fsample_kernels.ops.compiling import ready
 from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
+from fsample_kernels.ops.epilogue import greedy_at
 from fsample_kernels.types import Problem, SampleResult
 
 BLOCK_T = 1024
@@ -85,7 +86,7 @@ def reduce_candidates_kernel(
             total += tl.load(sum_ptr + first + t + offs_t, mask=mask_t, other=0.0) * tl.exp2(m - base)
             t += BLOCK_T
         lse2 = base + tl.log2(tl.sum(total, axis=0))  # -inf where nothing is allowed
-        greedy = heat == 0.0
+        greedy = greedy_at(heat)
         if out_lse_ptr is not None:
             lse = tl.where(greedy, highest, lse2 * LN_2)
             if sample == 0:
