@@ -4,6 +4,10 @@ A stage of the ring is one k-block of W and of H. The producer waits on `empty` 
 consumer warpgroup waits on `full_bars` and hands a stage back when wgmma has read it. Stage i of the whole
 run is slot i % STAGES, and i // STAGES gives the phase of its barriers. Both sides walk the same list of
 tiles, which `split_work` gives.
+
+One thread hands a stage back for its warpgroup. The compiler puts a barrier of the warpgroup between the wait
+and that, so that no warp falls behind by two turns of the ring, whose phases look alike; the tests of the
+compiled code hold it to that.
 """
 
 # No `from __future__ import annotations`: Gluon reads the constexpr annotations.

@@ -150,13 +150,15 @@ def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
 
 @gluon.jit
 def take_keys(keys_ptr, counters_ptr, row0, row_block, end, SPAN: gl.constexpr):
-    """The last CTA of a block of rows, row0 .. end, SPAN at most: their keys, and the workspace as the next
-    launch wants it."""
+    """The last CTA of a block of rows, row0 .. end - 1, SPAN at most: their places and keys, and the
+    workspace as the next launch wants it."""
+    # A place for every thread: 64 would lie in copies, and the inline assembly of the exchange runs in copies
+    # too. One that read its key after another had emptied it would send that; one that saw a peer's word
+    # would end the wait of a warp that had not.
+    PLACES: gl.constexpr = SPAN if SPAN > 128 else 128
     lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    r = gl.arange(0, SPAN, layout=lay) + row0
+    r = gl.arange(0, PLACES, layout=lay) + row0
     key = gl.load(keys_ptr + r, mask=r < end, other=0, volatile=True)
-    # Of 64 rows warps 2 and 3 hold copies, and send them too: none may read after another has emptied a key.
-    cta_barrier()
     gl.store(keys_ptr + r, gl.full_like(key, EMPTY_KEY), mask=r < end)
     gl.store(counters_ptr + row_block, 0)
     return r, key
