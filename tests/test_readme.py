@@ -33,6 +33,13 @@ def test_links_lead_to_files_of_the_repository(page: str) -> None:
     assert not missing
 
 
+def test_the_map_of_the_library_lists_every_file() -> None:
+    text = (ROOT / "kernels/README.md").read_text(encoding="utf-8")
+    files = (ROOT / "kernels/fsample_kernels").glob("**/*.py")
+    names = [str(file.relative_to(ROOT / "kernels")) for file in files if file.name != "__init__.py"]
+    assert [name for name in sorted(names) if f"]({name})" not in text] == []
+
+
 @pytest.mark.skipif(not RECORDS, reason="a source distribution carries no records")
 def test_records_are_small_readable_and_of_a_named_commit() -> None:
     for file in RECORDS:
