@@ -37,9 +37,10 @@ _entries: tuple[Entry, ...] | None = None  # None: the environment has not been 
 def load_table(source: str | Path | None) -> int:
     """Use the table of a file from now on, in this process; None goes back to the built-in choices.
 
-    The environment variable FSAMPLE_TABLE names a file that is loaded at the first call instead. What has
-    no entry stays as built in. An entry's choice rules implementation="auto", its config every call of the
-    Hopper kernel. Tokens stay the same but for scores that the order of summation decides.
+    The environment variable FSAMPLE_TABLE names a file that is loaded at the first call on a GPU instead; an
+    empty one names none. What has no entry stays as built in. An entry's choice rules
+    implementation="auto", its config every call of the Hopper kernel. Tokens stay the same but for scores
+    that the order of summation decides.
 
     Returns:
         The number of entries.
@@ -62,7 +63,7 @@ def read(file: Path) -> list[Entry]:
     """The entries of a file, checked. Raises ValueError, OSError."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"table {file} must be JSON: {error}; `fsample tune` writes one") from None
     if not isinstance(data, dict) or (data.get("kind"), data.get("schema")) != ("table", SCHEMA):
         raise ValueError(
@@ -81,6 +82,9 @@ def _entry(row: Any, where: str) -> Entry:
     entry = Entry(**{name: row[name] for name in names})
     if entry.choice not in CHOICES:
         raise ValueError(f"{where}: choice must be one of {', '.join(CHOICES)}, got {entry.choice!r}")
+    for name in ("architecture", "dtype"):
+        if not isinstance(row[name], str):
+            raise ValueError(f"{where}: {name} must be a string, got {row[name]!r}; `fsample tune` writes it")
     for name in ("hidden", "largest_batch"):
         value = row[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -94,13 +98,24 @@ def _entry(row: Any, where: str) -> Entry:
                 f"{where}: config is for choice 'hopper' and has the fields {', '.join(sorted(wanted))}, "
                 f"got {entry.config!r}; tune again with this version"
             )
+        for name, value in entry.config.items():
+            least = 0 if name in ("rows1", "in_flight") else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{where}: config {name} must be an integer, {least} or more, got {value!r}")
     return entry
 
 
 def in_use() -> bool:
-    """Whether there is an entry at all; looks at the environment the first time."""
+    """Whether there is an entry at all; looks at the environment the first time. Raises ValueError."""
     if _entries is None:
-        load_table(os.environ.get(VARIABLE))
+        named = os.environ.get(VARIABLE) or None
+        try:
+            load_table(named)
+        except OSError as error:  # the caller of `sample` has named no file: say who did
+            raise ValueError(
+                f"{VARIABLE} must name a table that can be read, got {named!r}: {error.strerror}; "
+                "correct it, or unset it for the built-in choices"
+            ) from None
     return bool(_entries)
 
 

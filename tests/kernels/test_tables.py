@@ -87,6 +87,20 @@ def test_the_environment_names_a_table(
     assert api.choose(make_problem(40, 256, 64, torch.bfloat16), "auto") is lm_head_sample
 
 
+@pytest.mark.usefixtures("on_h200")
+def test_an_environment_that_names_no_file_is_told_so_and_an_empty_one_names_none(
+    tmp_path: Path, make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make_problem(40, 256, 64, torch.bfloat16)
+    monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "none.json"))
+    monkeypatch.setattr(tables, "_entries", None)
+    for _ in range(2):  # the second call must not take the built-in choices in silence
+        with pytest.raises(ValueError, match=r"FSAMPLE_TABLE must name a table .*none\.json.*; correct it"):
+            api.choose(problem, "auto")
+    monkeypatch.setenv(tables.VARIABLE, "")
+    assert api.choose(problem, "auto") is hopper_sample
+
+
 @pytest.mark.parametrize(
     ("rows", "changes", "words"),
     [
@@ -99,6 +113,14 @@ def test_the_environment_names_a_table(
         ([ROWS[0] | {"largest_batch": True}], {}, "largest_batch must be an integer"),
         ([ROWS[0] | {"config": {"bv": 1}}], {}, "config is for choice 'hopper'"),
         ([ROWS[1] | {"config": {"bv": 1}}], {}, "tune again"),
+        ([ROWS[0] | {"architecture": 90}], {}, "architecture must be a string"),
+        ([ROWS[0] | {"dtype": None}], {}, "dtype must be a string"),
+        (
+            [ROWS[1] | {"config": asdict(SHAPE) | {"stages": "4"}}],
+            {},
+            "config stages must be",
+        ),
+        ([ROWS[1] | {"config": asdict(SHAPE) | {"rows1": -1}}], {}, "rows1 must be an integer, 0 or more"),
     ],
 )
 def test_a_table_that_is_none_is_refused_by_name(
@@ -110,6 +132,9 @@ def test_a_table_that_is_none_is_refused_by_name(
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(ValueError, match="must be JSON"):
         load_table(tmp_path / "text.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"bytes\.json must be JSON"):
+        load_table(tmp_path / "bytes.json")
 
 
 def test_unfused_insists_on_a_gpu_and_a_head() -> None:
