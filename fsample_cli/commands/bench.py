@@ -130,6 +130,10 @@ def bench(
     from fsample_cli.measure.team import team_of
 
     workload = replace(workload, tp=tp)
+    if tp > 1:
+        from fsample_cli.samplers.tensor_parallel import check_shards
+
+        check_shards(workload.vocab, tp)
     rounds = runs or (1 if tp == 1 else 5)
     with (
         team_of(launch.place(tp) if tp > 1 else None, where) as team,

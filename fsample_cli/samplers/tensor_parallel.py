@@ -42,6 +42,17 @@ def rows_of(vocab: int, rank: int, size: int) -> slice:
     return slice(min(vocab, rank * width), min(vocab, (rank + 1) * width))
 
 
+def check_shards(vocab: int, size: int) -> None:
+    """Refuse ranks without a row, whose product cannot be timed. Raises UsageError."""
+    ranks = -(-vocab // width_of(vocab, size))
+    if ranks < size:
+        raise UsageError(
+            f"--tp must leave each rank a row of the head, {BLOCK} rows or more to all but the last, "
+            f"got {size} ranks for V = {vocab:,}",
+            f"try --tp {ranks}" if ranks > 1 else "leave out --tp",
+        )
+
+
 def own_rows(weight: Tensor) -> slice:
     return rows_of(weight.shape[0], dist.get_rank(), dist.get_world_size())
 

@@ -14,7 +14,7 @@ import torch
 from fsample_cli import launch
 from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.measure.team import lost_ranks, team_of
-from fsample_cli.samplers.tensor_parallel import rows_of
+from fsample_cli.samplers.tensor_parallel import check_shards, rows_of
 from fsample_kernels.distributed import RankError
 from tests.cli import rank_jobs
 from tests.cli.conftest import ROOT, Fsample
@@ -91,6 +91,15 @@ def test_ranks_that_torchrun_started_are_joined(child_env: dict[str, str]) -> No
 def test_what_ranks_cannot_do_is_one_line(shell: Fsample, arguments: tuple[str, ...], message: str) -> None:
     done = shell(*arguments, "--tp", 2, *SHAPE)
     assert done.code == 2 and message in done.error
+
+
+def test_bench_refuses_ranks_without_a_row_of_the_head(shell: Fsample) -> None:
+    check_shards(129, 2)
+    check_shards(300, 3)
+    with pytest.raises(UsageError, match="got 4 ranks for V = 300; try --tp 3"):
+        check_shards(300, 4)
+    done = shell("bench", "--tp", 2, "--vocab", 128, "--hidden", 8)
+    assert done.code == 2 and "got 2 ranks for V = 128; leave out --tp" in done.error
 
 
 def test_the_slowest_rank_decides_and_counts_are_rank_0s() -> None:
