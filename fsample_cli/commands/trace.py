@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from fsample_cli import launch, samplers
-from fsample_cli.errors import FsampleError, MissingError, UsageError
+from fsample_cli.errors import MissingError, UsageError
 from fsample_cli.options import (
     BatchOption,
     CheckpointOption,
@@ -165,7 +165,10 @@ def trace(
     record = Record("trace", command_line(), environment.collect(), inputs.describe(workload), rows, settings)
     write_report(record, target)
     if not rows:
-        raise FsampleError("trace: no sampler could be traced", "the notes on stderr say why")
+        raise MissingError(
+            f"trace: no sampler could be traced: {'; '.join(traced.notes)}",
+            "fsample doctor says what works here",
+        )
 
 
 def _under_nsys(nsys: Nsys, chrome: Path, libraries: Path | None, quiet: bool) -> dict[str, Json]:

@@ -60,6 +60,11 @@ def test_only_our_own_lines_are_on_stderr(shell: Fsample, tmp_path: Path) -> Non
     assert [line for line in done.err.splitlines() if not line.startswith("fsample: ")] == []
 
 
+def test_what_cannot_be_traced_says_why_on_its_line(fsample: Fsample, tmp_path: Path) -> None:
+    done = fsample("trace", *TINY, "--sampler", "fi1", "--chrome", tmp_path / "trace.json")
+    assert done.code == 2 and "no sampler could be traced: fi1: FlashInfer" in done.err
+
+
 def test_two_algorithms_stay_apart(fsample: Fsample, tmp_path: Path) -> None:
     done = fsample(
         "trace",
