@@ -378,4 +378,7 @@ def _build(kind: type, data: object, where: str) -> Any:
     ]
     if missing:
         raise InputError(f"{where} lacks the field {missing[0]!r}")
+    samples = data.get("samples_us", [])
+    if not isinstance(samples, list) or not all(type(value) in (int, float) for value in samples):
+        raise InputError(f"{where}: samples_us must be a list of numbers")
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

@@ -18,6 +18,7 @@ from fsample_cli.measure.inputs import TORCH_DTYPES
 from fsample_cli.measure.sweep import Progress, Settings, sweep
 from fsample_cli.measure.timing import choose_timer, make_stopwatch
 from fsample_cli.records import BenchResult, Json, Record
+from fsample_cli.reporters import write_file
 from fsample_cli.samplers.candidate import BUILT_IN, Candidate, choices
 from fsample_cli.workloads import Workload
 from fsample_kernels import tables
@@ -41,11 +42,16 @@ def entries(record: Record) -> list[dict[str, Json]]:
         if BUILT_IN not in timed:
             raise InputError(f"B={batch} has no time of the {BUILT_IN} choice", "tune again")
         best = fastest(list(timed.values()))
-        chosen = cast(Mapping[str, Any], known[best.sampler])
+        chosen = known.get(best.sampler)
+        if not isinstance(chosen, Mapping) or not {"choice", "config"} <= set(chosen):
+            raise InputError(
+                f"settings.candidates must hold a choice and a config of {best.sampler!r}, got {chosen!r}",
+                "tune again",
+            )
         entry = tables.Entry(
             architecture, record.workload.hidden,
             str(TORCH_DTYPES[record.workload.dtype]).removeprefix("torch."), batch,
-            cast(Any, chosen["choice"] or timed[BUILT_IN].implementation), chosen["config"],
+            cast(Any, chosen["choice"] or timed[BUILT_IN].implementation), cast(Any, chosen["config"]),
         )  # fmt: skip
         found.append(asdict(entry) | {"median_us": best.median_us, "built_in_us": timed[BUILT_IN].median_us})
     return found
@@ -69,7 +75,7 @@ def write(record: Record, file: Path) -> int:
          "measured": {name: getattr(machine, name, None) for name in names}, "entries": rows},
         indent=1,
     )  # fmt: skip
-    file.write_text(text + "\n", encoding="utf-8")
+    write_file(file, text + "\n", "--emit-table")
     return len(rows)
 
 

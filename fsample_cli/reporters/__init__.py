@@ -101,15 +101,19 @@ def write_report(record: Record, target: Target) -> None:
         else:
             write_stdout(render(record, target.format))
         return
-    text = render(record, target.format)
+    write_file(target.path, render(record, target.format), "--output")
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write the file that an option names: whole or not at all. Raises InputError."""
     try:
-        if target.path.exists() and not target.path.is_file():
-            target.path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
         else:
-            _replace(target.path.resolve(), text)
+            _replace(path.resolve(), text)
     except OSError as error:
         raise InputError(
-            f"--output {target.path} cannot be written: {error.strerror}", "free it and run again"
+            f"{option} {path} cannot be written: {error.strerror}", "free it and run again"
         ) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -127,6 +127,7 @@ def test_frame() -> None:
         ({"results": {}}, "results must be a list, got dict"),
         ({"results": [1]}, r"results\[0\] must be an object, got int"),
         ({"results": [{}]}, r"results\[0\] lacks the field 'sampler'"),
+        ({"results": [asdict(ROW) | {"samples_us": ["1"]}]}, r"results\[0\]: samples_us must be a list of"),
         ({"settings": []}, "settings must be an object, got list"),
         ({"workload": 3}, "workload must be an object"),
         ({"environment": {"gpus": 1}}, "does not know: 'gpus'"),

@@ -86,3 +86,25 @@ def test_a_record_of_another_command_makes_no_table(
     done = fsample("tune", "--from", saved, "--emit-table", tmp_path / "t.json")
     assert done.code == 2 and "one of `fsample tune`" in done.error
     assert fsample("tune", "--from", tmp_path / "none.json", "--emit-table", tmp_path / "t.json").code == 2
+
+
+def test_a_tampered_record_makes_no_table_and_a_failed_write_leaves_the_old_one(
+    measured: Record, fsample: Fsample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, table = tmp_path / "run.json", tmp_path / "t.json"
+    settings = dict(measured.settings) | {
+        "candidates": {"built-in": {"choice": None, "config": None}, "b": []}
+    }
+    saved.write_text(render(replace(measured, settings=settings), "json"), encoding="utf-8")
+    done = fsample("tune", "--from", saved, "--emit-table", table)
+    assert done.code == 2 and "a choice and a config of 'b', got []" in done.error and not table.exists()
+    saved.write_text(render(measured, "json"), encoding="utf-8")
+    table.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    done = fsample("tune", "--from", saved, "--emit-table", table, "--force")
+    assert done.code == 2 and f"--emit-table {table} cannot be written: No space" in done.error
+    assert table.read_text() == "old"
