@@ -93,7 +93,7 @@ def bench(
     token, and gated by the plain call's ids.
 
     Stopped by SIGINT or SIGTERM it still writes the batches that had ended, marked as unfinished (exit code
-    130 or 143).
+    130 or 143; with --tp nothing is kept).
     """
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))

@@ -113,7 +113,7 @@ def verify(
     use distributions known to the last bit: goodness, tails, zero-mass, range, independence; and for fused
     alone ranks, pathwise, logprob, invariance, noise. All p-values are judged together (Holm). Exit code 1
     when anything fails. Stopped by SIGINT or SIGTERM it still judges and writes what had ended, marked as
-    unfinished (exit code 130 or 143).
+    unfinished (exit code 130 or 143; with --tp nothing is kept).
 
     With --tp every draw is made by ranks that share the head, started here unless torchrun has done so.
     """
