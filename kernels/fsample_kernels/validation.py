@@ -236,7 +236,7 @@ def _masks(
     """(bool mask, None), (None, packed mask) or (None, None)."""
     if mask is None:
         return None, None
-    _tensor("mask", mask)
+    check_tensor("mask", mask)
     _same_device("mask", mask, rows)
     if mask.dtype == torch.bool:
         widths = sorted({num_columns, bound})
@@ -363,7 +363,7 @@ def _check_host_triples(
 
 
 def _bias_tensor(name: str, bias: Tensor, rows: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    _tensor(name, bias)
+    check_tensor(name, bias)
     _same_device(name, bias, rows)
     if bias.dtype not in FLOATING:
         raise ValueError(
@@ -386,14 +386,15 @@ def _per_row(name: str, value: Tensor, rows: Tensor, num_rows: int, dtypes: tupl
 
 
 def _matrix(name: str, tensor: Tensor) -> None:
-    _tensor(name, tensor)
+    check_tensor(name, tensor)
     if tensor.dim() != 2:
         raise ValueError(f"{name} must have two dimensions, got {_shape(tensor)}; reshape it first")
     if tensor.device.type == "meta" or tensor.layout != torch.strided:
         raise ValueError(f"{name} must be a dense tensor with data, got {tensor.layout} on {tensor.device}")
 
 
-def _tensor(name: str, value: object) -> None:
+def check_tensor(name: str, value: object) -> None:
+    """Raises ValueError for what is no tensor."""
     if not isinstance(value, Tensor):
         raise ValueError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}; convert with torch.as_tensor"

@@ -71,6 +71,7 @@ def warm_up(
         ()
     """
     _check(max_batch, workers)
+    validation.check_tensor("weight", weight)
     rows = _rows_given(temperature, seed, position, logit_bias, mask)
     hidden = torch.zeros(rows, weight.shape[-1], dtype=weight.dtype, device=weight.device)
     example = validation.head_problem(

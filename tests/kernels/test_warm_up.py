@@ -205,11 +205,11 @@ def test_on_a_cpu_there_is_nothing_to_compile() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_batch": 0}, {"max_batch": 1 << 20}, {"workers": 0}, {"softcap": -1.0}]
+    "wrong", [{"max_batch": 0}, {"max_batch": 1 << 20}, {"workers": 0}, {"softcap": -1.0}, {"weight": None}]
 )
 def test_errors_name_the_argument(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        warm_up(torch.zeros(V, D), **wrong)
+        warm_up(**{"weight": torch.zeros(V, D)} | wrong)
 
 
 @pytest.mark.gpu
