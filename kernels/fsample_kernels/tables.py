@@ -90,19 +90,32 @@ def _entry(row: Any, where: str) -> Entry:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{where}: {name} must be an integer, 1 or more, got {value!r}")
     if entry.config is not None:
-        from .ops.hopper_configs import HopperConfig
-
-        wanted = set(HopperConfig.__dataclass_fields__)
-        if entry.choice != "hopper" or not isinstance(entry.config, dict) or set(entry.config) != wanted:
-            raise ValueError(
-                f"{where}: config is for choice 'hopper' and has the fields {', '.join(sorted(wanted))}, "
-                f"got {entry.config!r}; tune again with this version"
-            )
-        for name, value in entry.config.items():
-            least = 0 if name in ("rows1", "in_flight") else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{where}: config {name} must be an integer, {least} or more, got {value!r}")
+        _check_config(entry, where)
     return entry
+
+
+def _check_config(entry: Entry, where: str) -> None:
+    """The config is one that the kernel can run, for the largest batch of the entry's class."""
+    from .ops.candidates import why_not
+    from .ops.hopper_configs import HopperConfig
+
+    config = entry.config
+    wanted = set(HopperConfig.__dataclass_fields__)
+    if entry.choice != "hopper" or not isinstance(config, dict) or set(config) != wanted:
+        raise ValueError(
+            f"{where}: config is for choice 'hopper' and has the fields {', '.join(sorted(wanted))}, "
+            f"got {config!r}; tune again with this version"
+        )
+    for name, value in config.items():
+        least = 0 if name in ("rows1", "in_flight") else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{where}: config {name} must be an integer, {least} or more, got {value!r}")
+    broken = why_not(HopperConfig(**config), entry.largest_batch, entry.hidden)
+    if broken:
+        raise ValueError(
+            f"{where}: config cannot run: {broken}; got {config!r}; "
+            "tune again, or give null for the built-in one"
+        )
 
 
 def in_use() -> bool:

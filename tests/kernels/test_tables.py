@@ -24,7 +24,7 @@ from fsample_kernels.ops import (
 from fsample_kernels.types import Problem, SampleResult
 
 MakeProblem = Callable[..., Problem]
-SHAPE = replace(hopper_configs.UP_TO_64, stages=3)
+SHAPE = replace(hopper_configs.UP_TO_64_NARROW, stages=8)
 ROWS: list[dict[str, Any]] = [
     {"architecture": "sm_90", "hidden": 64, "dtype": "bfloat16", "largest_batch": 256, "choice": "unfused",
      "config": None, "median_us": 1.0},
@@ -121,6 +121,14 @@ def test_an_environment_that_names_no_file_is_told_so_and_an_empty_one_names_non
             "config stages must be",
         ),
         ([ROWS[1] | {"config": asdict(SHAPE) | {"rows1": -1}}], {}, "rows1 must be an integer, 0 or more"),
+        (
+            [ROWS[0], ROWS[1] | {"config": asdict(SHAPE) | {"stages": 40}}],
+            {},
+            r"entries\[1\]: config cannot run: stages need 983040 bytes of shared memory, .*'stages': 40"
+            ".*; tune again, or give null",
+        ),
+        ([ROWS[1] | {"hidden": 72, "config": asdict(hopper_configs.UP_TO_64)}], {}, "D = 72 is no multiple"),
+        ([ROWS[1] | {"config": asdict(hopper_configs.LARGE)}], {}, "128 rows a block for a batch of 16"),
     ],
 )
 def test_a_table_that_is_none_is_refused_by_name(
@@ -173,7 +181,9 @@ def test_every_candidate_keeps_the_rules_for_some_batch_and_a_bad_one_does_not()
     for bad, word in (
         (replace(large, stages=9), "shared memory"), (replace(large, rows0=128, rows1=0), "registers"),
         (replace(large, rows1=128), "warpgroups"), (large, "half of every tile"),
-        (replace(hopper_configs.UP_TO_64), "no multiple"),
+        (replace(hopper_configs.UP_TO_64), "no multiple"), (replace(large, box=48), "box must be one of 16"),
+        (replace(large, bv=64), "bv must be"), (replace(large, bd=32), "bd must be"),
+        (replace(large, in_flight=2), "in_flight must be"), (replace(large, stages=1, in_flight=1), "stages"),
     ):  # fmt: skip
         assert word in candidates.why_not(bad, 1 if word != "registers" else 256, 4096 + 64)
 

@@ -1,4 +1,7 @@
-"""What `fsample tune` measures: a plain list of Hopper shapes, and what a shape must keep to."""
+"""What `fsample tune` measures: a plain list of Hopper shapes, and what a shape must keep to.
+
+A table is held to the same rules when it is read.
+"""
 
 from dataclasses import replace
 
@@ -16,6 +19,9 @@ SHARED = 227 * 1024  # bytes a block can have on sm_90
 BARRIERS = 1024  # of which are kept for barriers and alignment
 REGISTERS = 65536  # a multiprocessor
 CONSUMER_ACCUMULATOR = 160  # registers a thread that the accumulator may take of 240
+# What the kernel is written for. Others may compile and draw wrong tokens: a box that does not divide a
+# warpgroup's rows leaves some unread, and a third wgmma group in flight reads a stage that was handed back.
+VALUES = {"bv": (128, 256), "bd": (64, 128), "box": (16, 32, 64), "in_flight": (0, 1)}
 
 HOPPER: tuple[HopperConfig, ...] = (
     *ALL,
@@ -35,6 +41,11 @@ HOPPER: tuple[HopperConfig, ...] = (
 
 def why_not(config: HopperConfig, num_rows: int, size_d: int) -> str:
     """The rule that a shape breaks for a batch of that many rows, "" where it keeps all."""
+    for name, allowed in VALUES.items():
+        if getattr(config, name) not in allowed:
+            return f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(config, name)}"
+    if config.stages <= config.in_flight:
+        return f"stages must be {config.in_flight + 1} or more beside {config.in_flight} wgmma in flight"
     shared = config.stages * (config.bv + config.rows) * config.bd * 2
     if shared > SHARED - BARRIERS:
         return f"stages need {shared} bytes of shared memory, a block has {SHARED - BARRIERS}"
