@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from fsample_cli import samplers
-from fsample_cli.commands import doctor
-from fsample_cli.measure import environment
+from fsample_cli.measure import environment, findings
 from fsample_cli.records import Environment, Record
 
 Fsample = Callable[..., Any]
@@ -152,7 +151,7 @@ def test_what_ranks_need_on_two_gpus(monkeypatch: pytest.MonkeyPatch, has_nccl: 
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
     two = cast(Environment, SimpleNamespace(gpu="NVIDIA H200", gpu_count=2))
-    found = {row.name: row for row in doctor._ranks(two)}
+    found = {row.name: row for row in findings.ranks(two)}
     assert found["nccl"].status == ("ok" if has_nccl else "missing")
     assert found["nccl"].detail.startswith("2.29.3") if has_nccl else found["nccl"].remedy
     assert "p2p" in found["symmetric memory"].detail
