@@ -64,7 +64,8 @@ def doctor(
 ) -> None:
     """Show what works on this machine, and how to get the rest.
 
-    Versions, GPU, driver, clocks, peer access between GPUs, what ranks need, samplers, timers and profilers.
+    Versions, GPU, driver, clocks, peer access between GPUs, what ranks need, the table that FSAMPLE_TABLE
+    names, samplers, timers and profilers.
     """
     if json and format not in (None, Format.json):
         raise UsageError(f"--json and --format {format.value} exclude each other", "give one of them")
@@ -81,6 +82,7 @@ def doctor(
         *findings.host(environment),
         *findings.gpu(environment),
         *findings.ranks(environment),
+        *findings.table(environment),
         *_packages(),
         *_samplers(attempt, quiet),
         *findings.timers(),

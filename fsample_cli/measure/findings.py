@@ -1,9 +1,11 @@
-"""What `fsample doctor` finds of the machine: host, GPUs, what ranks need, timers."""
+"""What `fsample doctor` finds of the machine: host, GPUs, what ranks need, a measured table, timers."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from fsample_cli.hardware import find_gpu
 from fsample_cli.measure import cupti
 from fsample_cli.records import DoctorResult, Environment
+from fsample_kernels import tables
 
 
 def host(environment: Environment) -> Iterator[DoctorResult]:
@@ -40,15 +43,12 @@ def gpu(environment: Environment) -> Iterator[DoctorResult]:
         )
         return
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    capability = (
-        f"sm_{properties.major}{properties.minor}" if torch.version.hip is None else properties.gcnArchName
-    )
     memory = f"{properties.total_memory / 1e9:.0f} GB"
     yield DoctorResult(
         "gpu",
         environment.gpu,
         "ok",
-        f"{environment.gpu_count} x {memory}, {capability}, driver {environment.driver}",
+        f"{environment.gpu_count} x {memory}, {architecture()}, driver {environment.driver}",
     )
     clocks = f"SM {environment.clock_sm_mhz} of {environment.clock_sm_max_mhz} MHz, memory "
     yield DoctorResult(
@@ -78,6 +78,45 @@ def gpu(environment: Environment) -> Iterator[DoctorResult]:
                 "gpu", f"peer {first}-{second}", "missing", "no direct access: ranks here would all-gather",
                 "`nvidia-smi topo -p2p r` shows why",
             )  # fmt: skip
+
+
+def architecture() -> str:
+    """Of the current GPU, as a table names it: "sm_90", "gfx942"."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.version.hip is None:
+        return f"sm_{properties.major}{properties.minor}"
+    return str(properties.gcnArchName).split(":")[0]
+
+
+def table(environment: Environment) -> Iterator[DoctorResult]:
+    """The file that the library's calls on a GPU go by, checked as the first of them will check it."""
+    named = os.environ.get(tables.VARIABLE)
+    if not named:
+        yield DoctorResult("table", tables.VARIABLE, "ok", "not set: calls go by the built-in choices")
+        return
+    try:
+        entries = tables.read(Path(named))
+    except (OSError, ValueError) as error:
+        reason = f"{named} cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        yield DoctorResult(
+            "table", tables.VARIABLE, "missing", f"{reason}: calls on a GPU would fail",
+            f"correct it, or unset {tables.VARIABLE} for the built-in choices",
+        )  # fmt: skip
+        return
+    count = f"{named}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+    heads: dict[str, list[str]] = {}
+    for entry in entries:
+        head = f"{entry.architecture} D={entry.hidden} {entry.dtype}"
+        heads.setdefault(head, []).append(str(entry.largest_batch))
+    detail = "; ".join([count, *(f"{head} up to B={','.join(batches)}" for head, batches in heads.items())])
+    here = architecture() if environment.gpu is not None else "no GPU"
+    if any(entry.architecture == here for entry in entries):
+        yield DoctorResult("table", tables.VARIABLE, "ok", detail)
+    else:
+        yield DoctorResult(
+            "table", tables.VARIABLE, "note", f"{detail}; none is used here ({here})",
+            "run `fsample tune` on this GPU" if environment.gpu else "",
+        )  # fmt: skip
 
 
 def ranks(environment: Environment) -> Iterator[DoctorResult]:

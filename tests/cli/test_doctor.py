@@ -155,3 +155,46 @@ def test_what_ranks_need_on_two_gpus(monkeypatch: pytest.MonkeyPatch, has_nccl: 
     assert found["nccl"].status == ("ok" if has_nccl else "missing")
     assert found["nccl"].detail.startswith("2.29.3") if has_nccl else found["nccl"].remedy
     assert "p2p" in found["symmetric memory"].detail
+
+
+ENTRY = {
+    "architecture": "sm_90", "hidden": 4096, "dtype": "bfloat16", "largest_batch": 16, "choice": "hopper",
+    "config": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("capability", "status"), [((9, 0), "ok"), ((8, 0), "note"), (None, "note")])
+def test_a_table_is_named_with_what_it_is_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: tuple[int, int] | None, status: str
+) -> None:
+    import torch
+
+    if capability is not None:
+        properties = SimpleNamespace(major=capability[0], minor=capability[1])
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    file = tmp_path / "table.json"
+    entries = [ENTRY, ENTRY | {"largest_batch": 64}, ENTRY | {"hidden": 512}]
+    file.write_text(json.dumps({"schema": 1, "kind": "table", "entries": entries}))
+    monkeypatch.setenv("FSAMPLE_TABLE", str(file))
+    (row,) = findings.table(Environment(gpu="NVIDIA H200" if capability else None))
+    assert row.status == status
+    assert row.detail.startswith(f"{file}: 3 entries; sm_90 D=4096 bfloat16 up to B=16,64; sm_90 D=512 ")
+    assert ("none is used here" in row.detail) == (status == "note")
+    assert ("fsample tune" in row.remedy) == (capability == (8, 0))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_table_that_cannot_be_used_is_said_before_the_first_call_fails(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "table.json"
+    for content, words in ((None, "No such file"), ("{", "must be JSON"), ("[]", "kind 'table'")):
+        if content is not None:
+            file.write_text(content)
+        monkeypatch.setenv("FSAMPLE_TABLE", str(file))
+        found = rows(fsample("doctor", "--json"))["table", "FSAMPLE_TABLE"]
+        assert found.status == "missing" and str(file) in found.detail and words in found.detail
+        assert "unset FSAMPLE_TABLE" in found.remedy
+    monkeypatch.setenv("FSAMPLE_TABLE", "")
+    assert rows(fsample("doctor", "--json"))["table", "FSAMPLE_TABLE"].detail.startswith("not set")
