@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fsample_cli.errors import InputError
+from fsample_cli.fields import build
 from fsample_cli.workloads import Workload
 
 if TYPE_CHECKING:
@@ -295,24 +296,21 @@ class Record:
         kind = data.get("kind")
         if not isinstance(kind, str) or kind not in cls.KINDS:
             raise InputError(f"{where}: kind must be one of {', '.join(cls.KINDS)}, got {kind!r}")
-        rows = data.get("results")
-        if not isinstance(rows, list):
-            raise InputError(f"{where}: results must be a list, got {type(rows).__name__}")
-        settings = data.get("settings", {})
+        command, settings, rows = data.get("command", ""), data.get("settings", {}), data.get("results")
+        if not isinstance(command, str):
+            raise InputError(f"{where}: command must be text, got {type(command).__name__}")
         if not isinstance(settings, dict):
             raise InputError(f"{where}: settings must be an object, got {type(settings).__name__}")
+        if not isinstance(rows, list):
+            raise InputError(f"{where}: results must be a list, got {type(rows).__name__}")
         environment, workload = data.get("environment"), data.get("workload")
         return cls(
-            kind=kind,
-            command=str(data.get("command", "")),
-            environment=None
-            if environment is None
-            else _build(Environment, environment, f"{where}: environment"),
-            workload=None if workload is None else _build(Workload, workload, f"{where}: workload"),
-            results=tuple(
-                _build(cls.KINDS[kind], row, f"{where}: results[{number}]") for number, row in enumerate(rows)
-            ),
-            settings=settings,
+            kind,
+            command,
+            None if environment is None else build(Environment, environment, f"{where}: environment"),
+            None if workload is None else build(Workload, workload, f"{where}: workload"),
+            tuple(build(cls.KINDS[kind], row, f"{where}: results[{n}]") for n, row in enumerate(rows)),
+            settings,
         )
 
     def to_frame(self) -> pandas.DataFrame:
@@ -362,23 +360,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _build(kind: type, data: object, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise InputError(f"{where} must be an object, got {type(data).__name__}")
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    unknown = [name for name in data if name not in known]
-    if unknown:
-        raise InputError(f"{where} has a field that schema {SCHEMA} does not know: {unknown[0]!r}")
-    missing = [
-        name
-        for name, f in known.items()
-        if name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise InputError(f"{where} lacks the field {missing[0]!r}")
-    samples = data.get("samples_us", [])
-    if not isinstance(samples, list) or not all(type(value) in (int, float) for value in samples):
-        raise InputError(f"{where}: samples_us must be a list of numbers")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
