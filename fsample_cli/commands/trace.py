@@ -49,6 +49,7 @@ from fsample_cli.workloads import PRESETS
 
 if TYPE_CHECKING:
     from fsample_cli.measure.nsys import Nsys
+    from fsample_cli.measure.traced_run import Traced
 
 DEFAULT_SAMPLERS = ("fused", "gemm", "multinomial-eager", "fi2")
 
@@ -127,7 +128,8 @@ def trace(
             raise UsageError(f"--nsys: {around} is around this run already", "drop one of the two")
         note(f"{around} is around this run: ranges only, it writes the report", quiet)
         with team_of(place, where) as team:
-            traced_run(run, None, lambda text: None, team)
+            traced = traced_run(run, None, lambda text: None, team)
+        _check(traced)
         return
     found = find_nsys() if nsys or (nsys is None and where == "cuda") else None
     if nsys and where != "cuda":
@@ -144,6 +146,7 @@ def trace(
         traced = traced_run(run, own, lambda text: (stage(text), tick())[0], team)
     if team.rank > 0:
         return
+    _check(traced)
     settings: dict[str, Json] = {
         "chrome": chrome.name,
         "warmup": warmup,
@@ -164,9 +167,12 @@ def trace(
         rows = kernel_times(json.load(file), traced.ran)
     record = Record("trace", command_line(), environment.collect(), inputs.describe(workload), rows, settings)
     write_report(record, target)
-    if not rows:
+
+
+def _check(traced: Traced) -> None:
+    if not traced.ran:
         raise MissingError(
-            f"trace: no sampler could be traced: {'; '.join(traced.notes)}",
+            f"trace: no sampler could be traced, so nothing is written: {'; '.join(traced.notes)}",
             "fsample doctor says what works here",
         )
 

@@ -52,7 +52,7 @@ class Traced:
 
 def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None], team: Solo = SOLO) -> Traced:
     """Run every sampler at every batch size under ranges; with `chrome`, torch.profiler writes its trace
-    there. Every rank of a team runs it.
+    there if any sampler ran. Every rank of a team runs it.
 
     Iterations are synchronised, so that ranges on the host and kernels on the device line up.
     """
@@ -89,7 +89,7 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None], team
                     continue
                 _trace_one(sampler, hidden, weight, run, team.before_call(flush) or flush, ranges)
                 ran[asked] = sampler.name, sampler.algorithm
-    if chrome is not None:
+    if chrome is not None and ran:
         profiling.export_chrome_trace(str(chrome))
     return Traced(ran, tuple(dict.fromkeys(notes)), compiled)
 

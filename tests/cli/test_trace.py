@@ -60,9 +60,15 @@ def test_only_our_own_lines_are_on_stderr(shell: Fsample, tmp_path: Path) -> Non
     assert [line for line in done.err.splitlines() if not line.startswith("fsample: ")] == []
 
 
-def test_what_cannot_be_traced_says_why_on_its_line(fsample: Fsample, tmp_path: Path) -> None:
-    done = fsample("trace", *TINY, "--sampler", "fi1", "--chrome", tmp_path / "trace.json")
-    assert done.code == 2 and "no sampler could be traced: fi1: FlashInfer" in done.err
+def test_what_cannot_be_traced_says_why_and_writes_nothing(
+    fsample: Fsample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = ("trace", *TINY, "--sampler", "fi1", "--chrome", tmp_path / "trace.json", "-q")
+    done = fsample(*traced, "--output", tmp_path / "record.json")
+    assert done.code == 2 and "no sampler could be traced, so nothing is written: fi1: Flash" in done.error
+    assert "fsample doctor" in done.error and done.out == "" and list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("FSAMPLE_UNDER_NSYS", "1")
+    assert fsample(*traced).code == 2
 
 
 def test_two_algorithms_stay_apart(fsample: Fsample, tmp_path: Path) -> None:
