@@ -60,10 +60,9 @@ def philox(c0: Tensor, c1: Word, c2: Word, c3: Word, k0: Word, k1: Word) -> Word
     Every word is an int or an int64 tensor with values in [0, 2**32); the four results are such tensors,
     with the broadcast shape. Source: Salmon et al., SC11; the known-answer vectors of Random123 hold.
     """
-    given = (c0, c1, c2, c3, k0, k1)
-    shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
-        *(word.shape for word in given if isinstance(word, Tensor))
-    )
+    given = [word for word in (c0, c1, c2, c3, k0, k1) if isinstance(word, Tensor)]
+    # not `torch.broadcast_shapes`, the first call of which imports sympy: a second of a first draw
+    shape = torch.broadcast_tensors(*given)[0].shape  # type: ignore[no-untyped-call]
     words: list[Tensor] = [
         word if isinstance(word, Tensor) else torch.full((), word, dtype=torch.int64, device=c0.device)
         for word in (c0, c1, c2, c3)
