@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+
+from fsample_cli.exactness import laws
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -127,7 +128,7 @@ def _cells(
 
 def _fit(statistic: float, cells: int, forbidden: int, note: str) -> Fit:
     dof = max(cells - 1, 0)
-    p_value = float(stats.chi2.sf(statistic, dof)) if dof else 1.0
+    p_value = laws.chi_squared_sf(statistic, dof) if dof else 1.0
     if forbidden:
         return Fit(statistic, dof, 0.0, cells, forbidden, f"{forbidden} draws of tokens with probability 0")
     return Fit(statistic, dof, p_value, cells, 0, note)

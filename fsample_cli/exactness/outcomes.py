@@ -8,8 +8,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from scipy import stats
-
+from fsample_cli.exactness import laws
 from fsample_cli.exactness.goodness_of_fit import Fit
 from fsample_cli.exactness.result import Sensitivity, TestResult
 from fsample_cli.exactness.subject import Subject
@@ -69,7 +68,7 @@ class Case:
         """A mean of many draws, one of which has the known `deviation` > 0: two-sided z test."""
         error = deviation / math.sqrt(draws)
         z = (mean - expected) / error
-        p_value = float(2 * stats.norm.sf(abs(z)))
+        p_value = 2 * laws.normal_sf(abs(z))
         return self._result(what, z, None, p_value, draws, Sensitivity("normal", effect, draws, scale=error))
 
     def events(
@@ -78,8 +77,8 @@ class Case:
         """`seen` events of probability `mass` each: exact two-sided binomial test (twice the smaller
         tail).
         """
-        low = float(stats.binom.cdf(seen, draws, mass))
-        high = float(stats.binom.sf(seen - 1, draws, mass))
+        low = laws.binomial_cdf(seen, draws, mass)
+        high = laws.binomial_sf(seen, draws, mass)
         sensitivity = Sensitivity("poisson", effect, draws, scale=mass)
         text = f"{seen} seen, {draws * mass:.4g} expected" + (f"; {note}" if note else "")
         return self._result(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from scipy import optimize, special, stats
+from scipy import special
 
+from fsample_cli.exactness import laws
 from fsample_cli.exactness.result import Sensitivity
 
 
@@ -20,15 +21,15 @@ def smallest_noncentrality(dof: int, alpha: float, power: float) -> float:
         raise ValueError(f"dof must be at least 1, got {dof}")
     if power <= alpha:
         return 0.0
-    cut = float(stats.chi2.isf(alpha, dof))
-
-    def missing(noncentrality: float) -> float:
-        return float(stats.ncx2.sf(cut, dof, noncentrality)) - power
-
-    high = 10.0 + cut
-    while missing(high) < 0:
+    cut = laws.chi_squared_isf(alpha, dof)
+    low, high = 0.0, 10.0 + cut
+    while laws.noncentral_chi_squared_sf(cut, dof, high) < power:
         high *= 2
-    return float(optimize.brentq(missing, 1e-9, high, xtol=1e-6))
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        enough = laws.noncentral_chi_squared_sf(cut, dof, middle) >= power
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def smallest_total_variation(draws: int, dof: int, alpha: float, power: float) -> float:
@@ -51,7 +52,7 @@ def draws_for_total_variation(distance: float, dof: int, alpha: float, power: fl
 def smallest_shift(standard_error: float, alpha: float, power: float) -> float:
     """Shift of a mean that a two-sided normal test sees: (z_{1 - alpha/2} + z_power) standard errors."""
     _check(alpha, power)
-    return float(standard_error * (stats.norm.isf(alpha / 2) + stats.norm.isf(1 - power)))
+    return standard_error * (laws.normal_isf(alpha / 2) + laws.normal_isf(1 - power))
 
 
 def smallest_excess(draws: int, mass: float, alpha: float, power: float) -> float:
@@ -70,10 +71,9 @@ def smallest_deficit(draws: int, mass: float, alpha: float, power: float) -> flo
     expected = draws * mass
     if 2 * math.exp(-expected) > alpha:
         return None
-    events = int(stats.poisson.ppf(alpha / 2, expected))
-    while events >= 0 and 2 * stats.poisson.cdf(events, expected) > alpha:
-        events -= 1
-    seen = float(special.gammainccinv(events + 1, power))
+    # the fewest events that no longer reject: one less does
+    events = laws.first(lambda k: 2 * laws.poisson_cdf(k, expected) > alpha, 0)
+    seen = float(special.gammainccinv(events, power))
     return (expected - seen) / draws
 
 
@@ -93,10 +93,7 @@ def smallest_effect(sensitivity: Sensitivity, alpha: float, power: float) -> flo
 
 
 def _rejecting_count(expected: float, alpha: float) -> int:
-    events = max(1, int(stats.poisson.isf(alpha / 2, expected)))
-    while 2 * stats.poisson.sf(events - 1, expected) > alpha:
-        events += 1
-    return events
+    return laws.first(lambda k: 2 * laws.poisson_sf(k, expected) <= alpha, 1)
 
 
 def _check(alpha: float, power: float) -> None:

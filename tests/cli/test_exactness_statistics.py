@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fsample_cli.exactness import power
+from fsample_cli.exactness import laws, power
 from fsample_cli.exactness.goodness_of_fit import chi_squared, g_test, pool, softmax64
 from fsample_cli.exactness.holm import holm
 from fsample_cli.exactness.result import Sensitivity
@@ -107,6 +107,43 @@ def test_p_values_are_uniform_far_into_the_tail() -> None:
         share = (found <= level).mean(axis=0)
         room = 4 * math.sqrt(level / 8_000) + 0.15 * level
         assert (np.abs(share - level) < room).all(), (level, share)
+
+
+@pytest.mark.parametrize("dof", [1, 63, 511, 30_000, 150_000])
+@pytest.mark.parametrize("alpha", [1e-2, 2e-5, 1e-7])
+def test_chi_squared_and_its_noncentral_law_are_those_of_scipy_stats(dof: int, alpha: float) -> None:
+    cut = float(stats.chi2.isf(alpha, dof))
+    assert laws.chi_squared_isf(alpha, dof) == pytest.approx(cut, rel=1e-9)
+    assert laws.chi_squared_sf(cut, dof) == pytest.approx(alpha, rel=1e-6)
+    for sd in (1.0, 4.0, 12.0):
+        noncentrality = sd * math.sqrt(2 * dof)
+        right = stats.ncx2.sf(cut, dof, noncentrality)
+        assert laws.noncentral_chi_squared_sf(cut, dof, noncentrality) == pytest.approx(right, abs=1e-6)
+    found = power.smallest_noncentrality(dof, alpha, 0.8)
+    assert stats.ncx2.sf(cut, dof, found) == pytest.approx(0.8, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("draws", "p"), [(100, 0.5), (131_072, 1 / 512), (10**9, 7e-6), (10**9, 1e-12), (50, 1e-3)]
+)
+def test_tails_of_counts_are_those_of_scipy_stats(draws: int, p: float) -> None:
+    mean = draws * p
+    spread = max(1, round(6 * math.sqrt(mean)))
+    for k in {0, 1, int(mean), max(0, int(mean) - spread), min(draws, int(mean) + spread), draws}:
+        tails = (laws.binomial_cdf(k, draws, p), laws.binomial_sf(k, draws, p))
+        right = (stats.binom.cdf(k, draws, p), stats.binom.sf(k - 1, draws, p))
+        assert tails == pytest.approx(right, rel=1e-6, abs=1e-300)
+        tails = (laws.poisson_cdf(k, mean), laws.poisson_sf(k, mean))
+        right = (stats.poisson.cdf(k, mean), stats.poisson.sf(k - 1, mean))
+        assert tails == pytest.approx(right, rel=1e-6, abs=1e-300)
+    assert laws.poisson_cdf(-1, mean) == 0.0 and laws.normal_sf(9.0) == pytest.approx(stats.norm.sf(9.0))
+    assert laws.normal_isf(1e-9) == pytest.approx(stats.norm.isf(1e-9))
+
+
+@pytest.mark.parametrize("start", [0, 3, 1000])
+def test_the_first_place_where_a_condition_holds(start: int) -> None:
+    for at in (start, start + 1, start + 2, start + 1023, start + 1024):
+        assert laws.first(lambda n: n >= at, start) == at  # noqa: B023 - called at once
 
 
 def test_holm_follows_its_paper() -> None:
