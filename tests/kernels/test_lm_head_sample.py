@@ -72,6 +72,31 @@ def test_rows_have_their_own_parameters(make_problem: MakeProblem, noise: str) -
     assert lm_head_sample.run(solo).ids.tolist() == result.ids[2:3].tolist()
 
 
+@pytest.mark.parametrize("rows", [1, 256])
+def test_row_parameters_far_apart_are_copied(make_problem: MakeProblem, rows: int) -> None:
+    """A row times a stride past 2^31, counted in int32, is a place before the tensor."""
+    far = {
+        name: torch.empty(1 << 42, dtype=dtype, device="meta").as_strided((rows,), ((1 << 31) // rows,))
+        for name, dtype in (("temperature", torch.float32), ("seed", torch.int64), ("position", torch.int64))
+    }
+    given = arguments.row_arguments(make_problem(rows, 9, 8, **far))
+    assert all(given[f"{name}_stride"] == given[f"{name}_ptr"].stride(0) == 1 for name in far)  # type: ignore[attr-defined]
+    near = {name: tensor.as_strided((rows,), (((1 << 31) - 1) // rows,)) for name, tensor in far.items()}
+    given = arguments.row_arguments(make_problem(rows, 9, 8, **near))
+    assert all(given[f"{name}_ptr"] is near[name] for name in near)
+    shared = arguments.row_arguments(make_problem(rows, 9, 8, seed=torch.tensor(3).expand(rows)))
+    assert shared["seed_stride"] == 0
+
+
+def test_copied_row_parameters_are_the_same(
+    make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "REACH", 8)
+    heats = torch.tensor([0.0, 0.7, 2.0, 1.0, 3.0])[:, None].repeat(1, 2)[:, 0]
+    seeds, positions = torch.arange(15).view(5, 3)[:, 1], torch.arange(20).view(5, 4)[:, 2]
+    check(make_problem(5, 300, 32, temperature=heats, seed=seeds, position=positions))
+
+
 def test_rows_colder_than_the_minimum_are_greedy(make_problem: MakeProblem) -> None:
     """Down to temperatures whose reciprocal is none in fp32; the minimum itself is not."""
     heats = torch.tensor([0.0, 1e-45, 1e-38, 1e-25, 2.0**-65, 2.0**-64])

@@ -17,6 +17,7 @@ from fsample_kernels.ops.sort_sparse import sort_sparse
 from fsample_kernels.types import Problem
 
 INTERPRETED = triton.knobs.runtime.interpret
+REACH = 1 << 31  # values: the kernels count to a row's parameters in 32 bits
 
 # Numbers that change from call to call must not make new compiled variants, and neither must a slice of a
 # tensor of per-row parameters that starts at an odd address. Strides of [B, V] tables are here as well: known
@@ -68,6 +69,13 @@ def signed32(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
+def row_tensor(value: object) -> Tensor | None:
+    """A row parameter that is a tensor, 0-d or [B]; copied, B values, where a row of it is out of REACH."""
+    if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] * value.stride(0) < REACH:
+        return value if isinstance(value, Tensor) else None
+    return value.clone(memory_format=torch.contiguous_format)
+
+
 def stride_of(tensor: Tensor | None) -> int:
     """Stride over rows: 0 for a 0-d tensor, which serves all of them."""
     return tensor.stride(0) if tensor is not None and tensor.dim() else 0
@@ -83,9 +91,9 @@ def row_strides(tensor: Tensor | None) -> tuple[int, int]:
 def row_arguments(problem: Problem) -> dict[str, object]:
     """What belongs to a row: temperature, seed and position, each a tensor with its stride or a number."""
     temperature, seed, position = problem.temperature, problem.seed, problem.position
-    temperature_tensor = temperature if isinstance(temperature, Tensor) else None
-    seed_tensor = seed if isinstance(seed, Tensor) else None
-    position_tensor = position if isinstance(position, Tensor) else None
+    temperature_tensor = row_tensor(temperature)
+    seed_tensor = row_tensor(seed)
+    position_tensor = row_tensor(position)
     return {
         "temperature_ptr": temperature_tensor, "temperature_stride": stride_of(temperature_tensor),
         "temperature": 1.0 if isinstance(temperature, Tensor) else temperature,

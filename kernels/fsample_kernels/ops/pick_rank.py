@@ -76,12 +76,11 @@ def pick_rank(
     """
     num_ranks, num_rows = lse.shape
     rank = torch.empty(num_rows, num_samples, dtype=torch.int64, device=lse.device)
-    seed_tensor = seed if isinstance(seed, Tensor) else None
-    position_tensor = position if isinstance(position, Tensor) else None
+    seed_tensor, position_tensor = arguments.row_tensor(seed), arguments.row_tensor(position)
     if isinstance(greedy, bool):
         greedy_tensor = torch.ones((), dtype=torch.bool, device=lse.device) if greedy else None
     else:
-        greedy_tensor = greedy
+        greedy_tensor = arguments.row_tensor(greedy)
     with arguments.on_device(lse.device):
         ready(pick_rank_kernel)[(triton.cdiv(num_rows, BLOCK), num_samples)](
             lse.contiguous(), rank, num_rows, num_samples,
