@@ -360,15 +360,18 @@ MAY_SPILL = {
 }
 MAY_SPILL_LATER = {
     LARGE: {"transforms": 96, "mask": 512},
-    UP_TO_192: {"mask": 256, "mass": 256},
+    UP_TO_192: {"plain": 128, "mask": 256, "bits": 128, "mass": 256, "stored": 128},
     LARGE_HALF: {},
 }
 
 
 def spills_allowed(config: HopperConfig, variant: str) -> int:
-    if config not in MAY_SPILL:  # a shape that tune measures; four rows a thread beside m64n128 are the most
-        return 64 if config.rows0 == 128 else 0
-    if triton.__version__.startswith("3.6."):
+    early = triton.__version__.startswith("3.6.")
+    if config not in MAY_SPILL:  # a shape that tune measures, without any transform
+        if config.rows0 == 128:  # four rows a thread beside m64n128 are the most
+            return 64 if early else 192
+        return 0 if early or config.bv == 128 else 32
+    if early:
         return MAY_SPILL[config].get(variant, 0)
     return MAY_SPILL_LATER[config].get(variant, 32)
 
