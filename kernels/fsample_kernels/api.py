@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import library, reference, tables, validation
+from .bias_forms import LogitBias
 from .chunks import device_of
 from .types import Implementation, Math, Noise, Problem, SampleResult
-from .validation import LogitBias
 
 
 def sample(

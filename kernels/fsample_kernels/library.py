@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import validation
+from .bias_forms import LogitBias
 from .types import Implementation, Math, Noise, Problem, SampleResult
 
 _OPERATOR = torch.library.Library("fsample", "DEF")  # type: ignore[no-untyped-call]
@@ -38,7 +39,7 @@ def traced(
     head_bias: Tensor | None,
     logit_scale: float,
     softcap: float | None,
-    logit_bias: validation.LogitBias | None,
+    logit_bias: LogitBias | None,
     mask: Tensor | None,
     vocab_size: int | None,
     noise: Noise,
@@ -86,7 +87,7 @@ def traced(
 
 
 def _split_bias(
-    bias: validation.LogitBias | None,
+    bias: LogitBias | None,
 ) -> tuple[Tensor | None, tuple[Tensor | None, Tensor | None, Tensor | None]]:
     if bias is None:
         return None, (None, None, None)
@@ -120,7 +121,7 @@ def _problem(
     head_bias: Tensor | None,
     logit_scale: float,
     softcap: float | None,
-    logit_bias: validation.LogitBias | None,
+    logit_bias: LogitBias | None,
     mask: Tensor | None,
     vocab_size: int | None,
     noise: Noise,
@@ -197,7 +198,7 @@ def _run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .api import run  # api imports this module
 
-    bias: validation.LogitBias | None = logit_bias
+    bias: LogitBias | None = logit_bias
     if bias_rows is not None and bias_ids is not None and bias_values is not None:
         bias = (bias_rows, bias_ids, bias_values)
     problem = _problem(

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import api, reference, validation
+from . import api, checks, reference, validation
+from .bias_forms import LogitBias
 from .chunks import device_of
 from .types import Compiled, Implementation, Math, Noise, Problem
-from .validation import LogitBias
 
 MAX_BATCH = 1 << 14  # every kernel's last batch class starts far below
 
@@ -71,7 +71,7 @@ def warm_up(
         ()
     """
     _check(max_batch, workers)
-    validation.check_tensor("weight", weight)
+    checks.check_tensor("weight", weight)
     rows = _rows_given(temperature, seed, position, logit_bias, mask)
     hidden = torch.zeros(rows, weight.shape[-1], dtype=weight.dtype, device=weight.device)
     example = validation.head_problem(

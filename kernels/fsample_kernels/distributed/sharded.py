@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import api, validation, words
+from ..bias_forms import LogitBias
 from ..chunks import device_of
 from ..types import MIN_TEMPERATURE, Implementation, Math, Noise, Problem, SampleResult
-from ..validation import LogitBias, Shard
+from ..validation import Shard
 from . import merge, peers, shards
 from .collectives import Team, Transport, team_of
 
