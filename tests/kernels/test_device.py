@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsample_kernels import noise, reference
+from fsample_kernels import block_draw, noise
 from fsample_kernels.ops import device, epilogue
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -164,7 +164,7 @@ def test_grouped_draw_equals_the_reference() -> None:
     c = torch.linspace(0.5, 2.0, 16)
     score, column = draw("grouped", y, c)
     streams = noise.RowStreams(11, 13, 5, torch.arange(16))
-    ids, _ = reference.draw_in_block(y * c[:, None], torch.full((16,), 9), streams, torch.tensor(3))
+    ids, _ = block_draw.draw_in_block(y * c[:, None], torch.full((16,), 9), streams, torch.tensor(3))
     live = torch.arange(16) != 1
     assert torch.equal(column[live] + 9 * 128, ids[live])
     assert score[1] == -torch.inf and score[live].isfinite().all()

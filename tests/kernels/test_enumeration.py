@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fsample_kernels import noise, reference
+from fsample_kernels import block_draw, noise
 from tests.kernels import bisection, numerics, stage_kernels
 
 interpreted = [pytest.mark.interpreter, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -24,7 +24,7 @@ def test_every_member_of_a_group_has_its_probability(name: str) -> None:
 
     def member(words: list[int]) -> list[int]:
         hi, lo = noise.split_uniform(*bisection.split(words), total.expand(len(words)))
-        return reference.descend([level.expand(len(words), -1) for level in levels], hi, lo).tolist()
+        return block_draw.descend([level.expand(len(words), -1) for level in levels], hi, lo).tolist()
 
     bisection.assert_claim(x, bisection.measures(member))
 

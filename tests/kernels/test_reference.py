@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsample_kernels import chunks, reference, sample, sample_logits, testing
+from fsample_kernels import chunks, reference, reference_draws, sample, sample_logits, testing
 from fsample_kernels.types import Noise, Problem
 
 MakeProblem = Callable[..., Problem]
@@ -74,8 +74,8 @@ def test_chunks_shards_and_kept_blocks_do_not_change_ids(
     problem = make_problem(3, 9000, 24, noise=algorithm, num_samples=20, **EVERYTHING)
     whole = reference.run(problem)
     monkeypatch.setattr(chunks, "_CHUNK_ELEMENTS", {"cpu": 1})
-    monkeypatch.setattr(reference, "_PENDING_DRAWS", 0)
-    monkeypatch.setattr(reference, "_NOISE_VALUES", {"cpu": 300})
+    monkeypatch.setattr(reference_draws, "PENDING_DRAWS", 0)
+    monkeypatch.setattr(reference_draws, "NOISE_VALUES", {"cpu": 300})
     small = reference.run(problem)
     assert torch.equal(small.ids, whole.ids)
     assert small.lse is not None and whole.lse is not None
