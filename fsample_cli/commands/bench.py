@@ -126,7 +126,7 @@ def bench(
     )  # fmt: skip
 
     from fsample_cli.measure import inputs, session
-    from fsample_cli.measure.sweep import Progress
+    from fsample_cli.measure.settings import Progress
     from fsample_cli.measure.team import team_of
 
     workload = replace(workload, tp=tp)

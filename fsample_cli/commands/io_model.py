@@ -107,7 +107,7 @@ def io_model(
         return
 
     from fsample_cli.measure import inputs, session
-    from fsample_cli.measure.sweep import Progress
+    from fsample_cli.measure.settings import Progress
 
     with progress_bar(iterations * len(batches), quiet) as (stage, tick):
         done = session.run(

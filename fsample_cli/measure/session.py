@@ -12,7 +12,8 @@ from fsample_cli.errors import UsageError
 from fsample_cli.hardware import ceilings, find_gpu
 from fsample_cli.measure import cold_cache, environment
 from fsample_cli.measure.clocks import make_clock_reader
-from fsample_cli.measure.sweep import Outcome, Progress, Settings, sweep
+from fsample_cli.measure.settings import Progress, Settings
+from fsample_cli.measure.sweep import Outcome, sweep
 from fsample_cli.measure.team import SOLO, Solo, same_counts
 from fsample_cli.measure.timing import choose_timer, make_stopwatch
 from fsample_cli.records import Environment, Json

@@ -1,25 +1,23 @@
-"""The benchmark itself: samplers x batch sizes, each gated, then timed together; one record row for each
-pair.
-"""
+"""The benchmark itself: samplers x batch sizes, each gated, then timed together; a record row a pair."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fsample_cli import samplers
-from fsample_cli.hardware import Gpu, roofline_us
 from fsample_cli.interrupts import name_of
 from fsample_cli.measure import gate
-from fsample_cli.measure.clocks import ClockReader, ClockReading
+from fsample_cli.measure.bench_rows import across_ranks, make_row, over_ranks
+from fsample_cli.measure.clocks import ClockReader
 from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.inputs import load_weight, make_hidden
+from fsample_cli.measure.settings import Progress, Settings
 from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
-from fsample_cli.measure.traffic import floor, traffic
 from fsample_cli.records import BenchResult
 from fsample_cli.samplers.protocol import (
     HeldToAnother,
@@ -29,31 +27,6 @@ from fsample_cli.samplers.protocol import (
     Transform,
 )
 from fsample_cli.workloads import Workload
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The protocol of one run; the same for every sampler and batch in it."""
-
-    device: str
-    timer: str
-    warmup: int
-    iterations: int
-    temperature: float
-    seed: int
-    baseline: str | None  # sampler name that speed-ups refer to; None picks fi2, else multinomial
-    gpu: Gpu | None  # for the roofline
-    runs: int = 1  # of that many iterations
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a long run tells how far it is. `stage` gets a line of text, `tick` one call per round of
-    iterations.
-    """
-
-    stage: Callable[[str], None] = lambda text: None
-    tick: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -199,8 +172,10 @@ def _one_batch(
         for known_as in (contenders[k].asked, contenders[k].sampler.name):
             medians.setdefault(known_as, quantiles(taken).median_us)
     rows = [
-        _over_ranks(
-            _row(c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks),
+        over_ranks(
+            make_row(
+                c.sampler, notes[k], samples.get(k, ()), batch, workload, settings, medians, timed.clocks
+            ),
             fastest.get(k, ()),
         )
         for k, c in enumerate(contenders)
@@ -248,70 +223,3 @@ def _call(sampler: Sampler, hidden: Tensor, weight: Tensor, settings: Settings) 
         )
 
     return call
-
-
-def _row(
-    sampler: Sampler,
-    note: str,
-    samples: tuple[float, ...],
-    batch: int,
-    workload: Workload,
-    settings: Settings,
-    medians: dict[str, float],
-    clocks: tuple[ClockReading, ...],
-) -> BenchResult:
-    moved, least = traffic(sampler.name, workload, batch), floor(workload, batch)
-    roof = roofline_us(least.bytes, least.flops, settings.gpu, workload.dtype)
-    spread = quantiles(samples) if samples else None
-    median = None if spread is None else spread.median_us
-    gemm, base = medians.get("gemm"), medians.get(pick_baseline(settings.baseline, medians) or "")
-    reasons = sorted({reason for reading in clocks for reason in reading.reasons})
-    return BenchResult(
-        sampler=sampler.name,
-        algorithm=sampler.algorithm,
-        implementation=sampler.implementation,
-        batch=batch,
-        timer=settings.timer,
-        iterations=len(samples),
-        samples_us=samples,
-        median_us=median,
-        p10_us=None if spread is None else spread.p10_us,
-        p90_us=None if spread is None else spread.p90_us,
-        bytes=None if moved is None else moved.bytes,
-        flops=None if moved is None else moved.flops,
-        roofline_us=roof,
-        ratio_to_gemm=None if median is None or gemm is None else median / gemm,
-        ratio_to_roofline=None if median is None or roof is None else median / roof,
-        speedup=None if median is None or base is None else base / median,
-        note=note or (f"GPU slowed down: {', '.join(reasons)}" if reasons else ""),
-        clock_sm_mhz=min((reading.sm_mhz for reading in clocks), default=None),
-        throttled=bool(reasons) if clocks else None,
-    )
-
-
-def _over_ranks(row: BenchResult, fastest: tuple[float, ...]) -> BenchResult:
-    """The row with what the fastest rank took; unchanged where there is one process."""
-    if not fastest:
-        return row
-    skew = [slow - fast for slow, fast in zip(row.samples_us, fastest, strict=True)]
-    return replace(row, fastest_rank_us=quantiles(fastest).median_us, skew_us=quantiles(skew).median_us)
-
-
-def across_ranks(row: BenchResult, medians: dict[str, float], ranks: int) -> BenchResult:
-    """The row beside the ideal of its batch and the draw of a shard alone, where those were timed."""
-    if row.median_us is None:
-        return row
-    whole, alone = medians.get("one-rank"), medians.get("shard")
-    exchanged = row.sampler == "fused" and alone is not None
-    return replace(
-        row,
-        minimum_us=min(row.samples_us),
-        ideal_us=None if whole is None else whole / ranks,
-        exchange_us=row.median_us - alone if exchanged and alone is not None else None,
-    )
-
-
-def pick_baseline(requested: str | None, medians: dict[str, float]) -> str | None:
-    """What speed-ups refer to: the sampler asked for, else fi2, else multinomial, among those with a time."""
-    wanted = ("fi2", "multinomial") if requested is None else (requested,)
-    return next((name for name in wanted if name in medians), None)

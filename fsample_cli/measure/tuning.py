@@ -15,7 +15,8 @@ from fsample_cli.hardware import find_gpu
 from fsample_cli.measure import cold_cache, environment, inputs
 from fsample_cli.measure.clocks import make_clock_reader
 from fsample_cli.measure.inputs import TORCH_DTYPES
-from fsample_cli.measure.sweep import Progress, Settings, sweep
+from fsample_cli.measure.settings import Progress, Settings
+from fsample_cli.measure.sweep import sweep
 from fsample_cli.measure.timing import choose_timer, make_stopwatch
 from fsample_cli.records import BenchResult, Json, Record
 from fsample_cli.reporters import write_file

@@ -12,7 +12,8 @@ import torch
 
 import fsample_kernels
 from fsample_cli.measure.clocks import ClockReading
-from fsample_cli.measure.sweep import Settings, sweep
+from fsample_cli.measure.settings import Settings
+from fsample_cli.measure.sweep import sweep
 from fsample_cli.measure.timing import WallStopwatch
 from fsample_cli.records import Record
 from fsample_cli.samplers import features, multinomial
