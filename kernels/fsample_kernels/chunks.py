@@ -174,10 +174,14 @@ def _transform(problem: Problem, y: Tensor, first: int) -> None:
         kept = y[: forbidden.shape[-1]]
         kept.masked_fill_(forbidden.t() if forbidden.dim() == 2 else forbidden[:, None], -torch.inf)
     if problem.bitmask is not None:
+        mask = problem.bitmask
+        packed = mask[:1] if mask.stride(0) == 0 else mask  # one row expanded to all is looked at once
         token = torch.arange(first, first + size, device=y.device)
-        word = (token >> 5).clamp(max=problem.bitmask.shape[1] - 1)
-        bits = (problem.bitmask[:, word] >> (token & 31)) & 1  # [B, C]
-        y.masked_fill_(bits.t() == 0, -torch.inf)
+        last = mask.shape[1] - 1  # the mask may end at vocab_size, before this chunk even
+        lowest = min(first // 32, last)
+        words = packed[:, lowest : (first + size - 1) // 32 + 1].t().contiguous()  # [<= C / 32 + 1, B or 1]
+        bits = (words[(token >> 5).clamp(max=last) - lowest] >> (token & 31)[:, None]) & 1
+        y.masked_fill_(bits == 0, -torch.inf)
     if first + size > problem.vocab_size:
         y[max(problem.vocab_size - first, 0) :] = -torch.inf
 

@@ -247,6 +247,12 @@ def test_packed_masks_are_read_by_global_id(make_problem: MakeProblem) -> None:
     assert torch.equal(reference.run(dataclasses.replace(problem, bitmask=view)).ids, want)
     short = dataclasses.replace(problem, bitmask=packed[:, :10].contiguous(), vocab_size=320)
     testing.assert_same_ids(short, reference.run(short).ids)
+    one = reference.run(dataclasses.replace(problem, mask=allowed[1].expand(3, -1))).ids
+    same = dataclasses.replace(problem, bitmask=packed[1:2].expand(3, -1))  # one row in memory for all
+    assert torch.equal(reference.run(same).ids, one)
+    # blocks of 4096 ids: whole chunks lie past the mask
+    ended = make_problem(3, 9000, 16, noise="online", bitmask=packed[:, :10], vocab_size=320)
+    testing.assert_same_ids(ended, reference.run(ended).ids)
 
 
 def test_bad_sparse_bias_on_the_device_spoils_its_row_only() -> None:
