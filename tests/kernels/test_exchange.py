@@ -1,13 +1,19 @@
 """The kernel that exchanges words between GPUs: its steps in the interpreter, and its instructions compiled.
 
-The interpreter runs one rank at a time, so what a peer would send is put into its buffer beforehand.
+A process interprets one rank at a time, so what a peer would send is put into its buffer beforehand, or ranks
+are processes that share their buffers.
 """
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
+import random
 import re
+import signal
 import sys
+import time
 
 import pytest
 import torch
@@ -33,7 +39,7 @@ class Machine:
 
     def put(self, source: int, target: int, epoch: int, sent: Tensor) -> None:
         halves = torch.stack([sent >> 32, sent], 1) & 0xFFFFFFFF
-        self.buffers[target][epoch & 1, source, : len(sent)] = (epoch << 32) | halves
+        self.buffers[target][epoch & 1, source, : len(sent)] = (torch.tensor(epoch) << 32) | halves
 
     def step(self, sent: Tensor) -> Tensor:
         table = torch.full((RANKS, len(sent)), -99999)
@@ -64,6 +70,69 @@ def test_steps_of_changing_size_meet_and_count_on() -> None:
             got = machine.buffers[target][epoch & 1, 1, :n]
             assert torch.equal((got[:, 0] << 32) | (got[:, 1] & 0xFFFFFFFF), own)
             assert (got >> 32 == epoch).all()
+
+
+@pytest.mark.interpreter
+def test_a_tag_of_any_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs at which the tag turns negative, and comes round; more blocks of words than programs."""
+    monkeypatch.setattr(exchange, "PROGRAMS", 2)
+    machine = Machine()
+    for start in (2**31 - 1, 2**32 - 1):
+        machine.link[0] = start
+        for epoch in range(start, start + 3):
+            own, left, right = (some_words(600, epoch % 1000 + rank) for rank in range(3))
+            machine.put(0, 1, epoch, left)
+            machine.put(2, 1, epoch, right)
+            assert torch.equal(machine.step(own), torch.stack([left, own, right]))
+        machine.step(own)
+        assert machine.status.tolist() == [3, start + 3]  # nothing old is taken
+
+
+LENGTHS = (3, 300, 1, 64)
+
+
+def share(words: Tensor) -> Tensor:
+    """The words, in memory that forked processes have at the same address."""
+    return words.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+
+
+def take_steps(machine: Machine, rank: int, steps: int, wrong: Tensor) -> None:
+    """A process's part of the test below: words and their number are known from rank and step."""
+    for epoch in range(1, steps + 1):
+        sent = [some_words(LENGTHS[epoch % 4], 10 * epoch + source) for source in range(RANKS)]
+        wrong[rank] = (machine.step(sent[rank]) != torch.stack(sent)).sum()
+        if wrong[rank]:
+            return
+    wrong[rank] = machine.link[0] != steps + 1
+
+
+@pytest.mark.interpreter
+def test_ranks_that_run_at_once_stay_in_step() -> None:
+    """Each is stopped again and again, wherever it is, while its peers go on as far as they can."""
+    machines = [Machine(rank) for rank in range(RANKS)]
+    shared = [share(buffer) for buffer in machines[0].buffers]
+    wrong = share(torch.zeros(RANKS, dtype=torch.int64))
+    for machine in machines:
+        machine.buffers = shared
+        machine.link[link.LIMIT.value :] = torch.tensor([1000, *(buffer.data_ptr() for buffer in shared)])
+    fork = multiprocessing.get_context("fork")
+    steps = 16
+    ranks = [
+        fork.Process(target=take_steps, args=(machine, rank, steps, wrong))
+        for rank, machine in enumerate(machines)
+    ]
+    for process in ranks:
+        process.start()
+    turns = random.Random(1)
+    while running := [process for process in ranks if process.is_alive()]:
+        stopped = turns.choice(running)
+        assert stopped.pid is not None
+        os.kill(stopped.pid, signal.SIGSTOP)
+        time.sleep(turns.uniform(0, 0.1))
+        os.kill(stopped.pid, signal.SIGCONT)
+        time.sleep(turns.uniform(0, 0.01))
+    assert [process.exitcode for process in ranks] == [0] * RANKS
+    assert wrong.tolist() == [0] * RANKS
 
 
 @pytest.mark.interpreter
@@ -128,7 +197,8 @@ def test_words_are_stored_and_polled_at_system_scope(ranks: int, best: bool) -> 
     constants = {
         "RANKS": ranks, "BLOCK": exchange.BLOCK, "WARPS": exchange.WARPS, "BEST": best, "ASM": True,
     }  # fmt: skip
-    source = ASTSource(exchange.exchange_kernel, signature, constants)
+    aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(3)}  # as torch allocates
+    source = ASTSource(exchange.exchange_kernel, signature, constants, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": exchange.WARPS})
     ptx = made.asm["ptx"]
     assert ptx.count("st.relaxed.sys.global.b64") >= 2 * ranks
@@ -138,3 +208,11 @@ def test_words_are_stored_and_polled_at_system_scope(ranks: int, best: bool) -> 
     straight = [re.split(r"\bbra\b", after)[0] for after in ptx.split("globaltimer")[1:]]
     polls = [code for code in straight if "ld.relaxed.sys" in code and re.search(r"bar(rier)?\.sync", code)]
     assert len(polls) == ranks
+    # Every word belongs to one thread: inline assembly would run in its copies too, and send or vote twice.
+    held = {
+        name: math.prod(int(n) for n in re.findall(r"= \[(\d+)\]", text)[:3])  # of a thread, warp, CTA
+        for name, text in re.findall(r"(#blocked\d*) = #ttg.blocked<{(.*?)order", made.asm["ttgir"])
+    }
+    lines = [line for line in made.asm["ttgir"].splitlines() if "relaxed.sys" in line]
+    tensors = {found for line in lines for found in re.findall(r"tensor<(\d+)xi\d+, (#\w+)>", line)}
+    assert tensors and all(held[layout] <= int(words) for words, layout in tensors), (held, tensors)

@@ -43,7 +43,9 @@ def load_remote(address, live, ASM: tl.constexpr):
     """Load int64 words past every cache that another device does not see; 0 where not live."""
     if ASM:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b64 $0, 0; @p ld.relaxed.sys.global.b64 $0, [$1]; }",
+            # $0 may be the register of $1, so it is written last.
+            "{ .reg .pred p; .reg .b64 t; setp.ne.s32 p, $2, 0; mov.b64 t, 0; "
+            "@p ld.relaxed.sys.global.b64 t, [$1]; mov.b64 $0, t; }",
             "=l,l,r", [address, live.to(tl.int32)], dtype=tl.int64, is_pure=False, pack=1,
         )  # fmt: skip
     else:
