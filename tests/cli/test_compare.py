@@ -199,3 +199,7 @@ def test_bad_files(tmp_path: Path, fsample: Fsample) -> None:
     done = fsample("compare", good, other)
     assert done.code == 2 and "share no timed sampler" in done.error
     assert fsample("compare", good).code == 2
+
+
+def test_the_seed_is_said_to_be_of_the_bootstrap_alone(fsample: Fsample) -> None:
+    assert "Of the bootstrap." in fsample("compare", "--help").out
