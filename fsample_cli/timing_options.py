@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ IterationsOption = Annotated[
     int, typer.Option("--iterations", min=1, help="Timed calls, the same number for every sampler.")
 ]
 RunsOption = Annotated[
-    Optional[int],  # noqa: UP045 - as in options
+    int | None,
     typer.Option(
         "--runs", min=1, help="Runs of that many iterations. Default: 1, with --tp 5.", show_default=False
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -48,7 +48,7 @@ def bench(
     batch: BatchOption = "1..256",
     sampler: SamplerOption = None,
     baseline: Annotated[
-        Optional[str],  # noqa: UP045 - as in options
+        str | None,
         typer.Option(
             "--baseline", help="Speed-ups refer to it. Default: fi2, else multinomial.", show_default=False
         ),

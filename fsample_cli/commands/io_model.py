@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -53,7 +53,7 @@ def io_model(
     checkpoint: CheckpointOption = None,
     states: StatesOption = None,
     measure: Annotated[
-        Optional[bool],  # noqa: UP045 - as in options
+        bool | None,
         typer.Option(
             "--measure/--no-measure",
             help="Time the store-logits flag beside the prediction. Default: on a GPU.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -63,11 +63,11 @@ def replay(
     temperature: TemperatureOption = 1.0,
     noise: Annotated[NoiseName, typer.Option("--noise", help="Algorithm of the draw.")] = NoiseName.grouped,
     token: Annotated[
-        Optional[int],  # noqa: UP045 - as in options
+        int | None,
         typer.Option("--token", help="The id that came out, to be checked.", show_default=False),
     ] = None,
     logits: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--logits", help="Raw logits [V] or [N, V], .npy or .safetensors.", show_default=False),
     ] = None,
     preset: PresetOption = None,
@@ -76,7 +76,7 @@ def replay(
     checkpoint: CheckpointOption = None,
     states: StatesOption = None,
     batch: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--batch", min=1, help="Rows of the random batch. Default: --row + 1.", show_default=False
         ),
@@ -84,7 +84,7 @@ def replay(
     device: DeviceOption = Device.cpu,
     dtype: DTypeOption = DType.auto,
     input_seed: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--input-seed", min=0, help="Seed of random inputs. Default: --seed.", show_default=False
         ),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -61,7 +61,7 @@ def trace(
         Path, typer.Option("--chrome", help="Chrome/Perfetto trace to write; the nsys report lies beside it.")
     ] = Path("fsample-trace.json"),
     nsys: Annotated[
-        Optional[bool],  # noqa: UP045 - as in options
+        bool | None,
         typer.Option(
             "--nsys/--no-nsys",
             help="Run again under Nsight Systems. Default: on a GPU when it is installed.",
@@ -69,7 +69,7 @@ def trace(
         ),
     ] = None,
     nsys_libraries: Annotated[
-        Optional[Path],  # noqa: UP045 - as in options
+        Path | None,
         typer.Option(
             "--nsys-libraries", help="Folder with libdw.so.1 for QdstrmImporter.", show_default=False
         ),

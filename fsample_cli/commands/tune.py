@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -40,7 +40,7 @@ def tune(
         Path, typer.Option("--emit-table", help="Table to write, for load_table or FSAMPLE_TABLE.")
     ] = Path("fsample-table.json"),
     from_record: Annotated[
-        Optional[Path],  # noqa: UP045 - as in options
+        Path | None,
         typer.Option(
             "--from", help="Write the table of a run's JSON record; needs no GPU.", show_default=False
         ),

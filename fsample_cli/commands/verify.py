@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -67,14 +67,14 @@ def verify(
         LevelName, typer.Option("--level", help="How much is drawn: seconds, minutes, billions.")
     ] = LevelName.quick,
     test: Annotated[
-        Optional[list[str]],  # noqa: UP045 - as in options
+        list[str] | None,
         typer.Option(
             "--test", help="Run only these tests; repeat or separate by commas.", show_default=False
         ),
     ] = None,
     batch: BatchOption = "256",
     draws: Annotated[
-        Optional[int],  # noqa: UP045 - as in options
+        int | None,
         typer.Option(
             "--draws",
             help="Draws per row of the workload. Default: 10000, fewer for a large vocabulary on a CPU.",
