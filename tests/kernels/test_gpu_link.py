@@ -160,7 +160,7 @@ def test_a_rank_that_stays_away_is_named_and_no_token_is_made_up(
             rank.step()
     torch.cuda.synchronize()
     took = time.monotonic() - start
-    assert 0.9 * LIMIT_S < took < 2 * LIMIT_S, f"{took:.2f} s"
+    assert 0.9 * LIMIT_S < took < 3 * LIMIT_S, f"{took:.2f} s"
     hidden, weight = (x.bfloat16().cuda() for x in exact_head(B, CUTS[len(kinds)][-1], 128))
     torch.cuda.synchronize()
     for rank in there:

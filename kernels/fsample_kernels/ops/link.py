@@ -4,7 +4,11 @@ A 64-bit word travels as two, each a 32-bit half under the 32-bit epoch of its s
 is seen whole or not at all, so a half with the right epoch is data: no flag, no fence, no barrier. Two
 buffers are enough, because a rank ends step e + 1 only with every peer's words of e + 1, which a peer sends
 only after it has read those of e (tests/kernels/test_epoch_protocol.py explores every interleaving). The
-epoch is on the device and a step bumps it, so that a replayed CUDA graph goes on counting.
+epoch is on the device and a step bumps it, so that a replayed CUDA graph goes on counting. Halves hold its
+low 32 bits, so the word of a row that no step has had since fits again 2^32 steps later.
+
+Inline assembly also runs in the copies that a tensor has where it is smaller than its threads' registers, so
+words must have none: a copy would send what it read later, and end the wait of a warp for another.
 
 A rank's link is an int64 tensor [6 + R]: the fields below, then the addresses of the R ranks' buffers, each
 [2 slots, R, capacity, 2] int64. Both users, the exchange kernel and the Hopper kernel, take it as link_ptr.
