@@ -131,7 +131,7 @@ def test_holm_judges_over_everything_and_rules_need_no_p_value() -> None:
 
 
 def test_draws_grow_until_a_tail_expects_enough_or_the_budget_ends() -> None:
-    plan = small()
+    plan = dataclasses.replace(small(), tail_vocab=512)
     assert tails.planned_draws(plan, 0.01) == (3000, "expectation reached")
     draws, why = tails.planned_draws(dataclasses.replace(plan, tail_logits=100_000_000), 1e-4)
     assert (draws, why) == (100_000_000 // 512, "budget ended: a missing tail shows")
