@@ -48,6 +48,11 @@ def load_table(source: str | Path | None) -> int:
     Raises:
         ValueError: the file is none that `fsample tune` writes; names the file, the field and the rule.
         OSError: the file cannot be read.
+
+    Example:
+        >>> from fsample_kernels import load_table
+        >>> load_table(None)
+        0
     """
     return use(() if source is None else read(Path(source)))
 

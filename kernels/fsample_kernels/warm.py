@@ -115,6 +115,12 @@ def warm_up_logits(
 
     Raises:
         ValueError: as `sample_logits`, and for max_batch or workers.
+
+    Example:
+        >>> import torch
+        >>> from fsample_kernels import warm_up_logits
+        >>> warm_up_logits(torch.zeros(1, 1000), max_batch=8)
+        ()
     """
     _check(max_batch, workers)
     example = validation.logits_problem(
