@@ -40,7 +40,7 @@ Key = tuple[str, str | None, int]
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="Record of the run to compare with (bench --format json).")],
+    before: Annotated[Path, typer.Argument(help="Record of the run to compare with: bench, io-model.")],
     after: Annotated[Path, typer.Argument(help="Record of the run to judge.")],
     threshold: Annotated[
         float, typer.Option("--threshold", help="Slower by more than this fraction is a regression.")
