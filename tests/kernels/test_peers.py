@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fsample_kernels import distributed
-from fsample_kernels.distributed import peers, sharded
+from fsample_kernels.distributed import exchanges, peers
 from fsample_kernels.distributed.collectives import Team
 from fsample_kernels.types import Noise
 
@@ -64,13 +64,13 @@ def test_auto_takes_the_link_that_there_is_and_p2p_insists() -> None:
     gpu = torch.device("cuda", 0)
 
     def chosen(name: distributed.Exchange, noise: Noise = "grouped", words: int = 256) -> str:
-        return sharded._choose(team, name, noise, gpu, words)
+        return exchanges.choose(team, name, noise, gpu, words)
 
     assert chosen("auto") == "p2p_after" and chosen("p2p") == "p2p"
-    assert chosen("auto", words=sharded.MOST_WORDS + 1) == "candidates"
+    assert chosen("auto", words=exchanges.MOST_WORDS + 1) == "candidates"
     assert chosen("auto", "online") == "log_mass"
     team.link_problem = "needs all ranks on one host, ranks 0 and 1 are on two"
     assert chosen("auto") == "candidates" and chosen("log_mass") == "log_mass"
     with pytest.raises(ValueError, match="^exchange='p2p' needs all ranks on one host, .*; use 'candidates'"):
         chosen("p2p")
-    assert sharded._choose(team, "auto", "grouped", torch.device("cpu"), 1) == "candidates"
+    assert exchanges.choose(team, "auto", "grouped", torch.device("cpu"), 1) == "candidates"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import struct
+from typing import get_args
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..types import Noise
 from ..validation import Shard
 from ..words import MAX_ID
 from .collectives import Team
+from .exchanges import EXCHANGES, Exchange
 
 _FIELDS = (  # every rank must give the same, the first two aside
     "rows of weight_shard", "first_id", "rows B of hidden", "hidden size D", "dtype", "num_samples",
@@ -16,16 +21,79 @@ _FIELDS = (  # every rank must give the same, the first two aside
     "temperature",
 )  # fmt: skip
 Header = tuple[int, ...]
+_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_NOISES: tuple[Noise, ...] = get_args(Noise)
+
+# Calls that all ranks have compared: on a GPU comparing again would wait for the device at every step.
+# The key holds the weight's storage itself, weakly: an address is given out again, perhaps on one rank only.
+_agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
 
 
-def agree(team: Team, header: Header, device: torch.device) -> Shard:
+def make_header(
+    hidden: Tensor,
+    weight_shard: Tensor,
+    first_id: int | None,
+    num_samples: int,
+    want_logprob: bool,
+    want_lse: bool,
+    noise: Noise,
+    exchange: Exchange,
+    vocab_size: int | None,
+    seed: int | Tensor | None,
+    position: int | Tensor,
+    temperature: float | Tensor,
+) -> Header:
+    """What ranks compare, before anything that could differ is checked on one of them alone."""
+    for name, tensor in (("hidden", hidden), ("weight_shard", weight_shard)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 2:
+            raise ValueError(f"{name} must be a tensor with two dimensions; weight_shard is [V_r, D]")
+    if first_id is not None and (isinstance(first_id, bool) or not isinstance(first_id, int) or first_id < 0):
+        raise ValueError(f"first_id must be an integer, 0 or above, or None, got {first_id!r}")
+    if noise not in _NOISES:
+        raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {noise!r}")
+    return (
+        weight_shard.shape[0], -1 if first_id is None else first_id, hidden.shape[0], hidden.shape[1],
+        _DTYPES.get(hidden.dtype, -1), _signed(num_samples), int(bool(want_logprob)),
+        int(bool(want_lse)), _NOISES.index(noise), EXCHANGES.index(exchange), _signed(vocab_size),
+        int(seed is not None), _signed(seed), _signed(position),
+        _signed(float(temperature) if isinstance(temperature, int) else temperature),
+    )  # fmt: skip
+
+
+def agree(team: Team, header: Header, weight: Tensor) -> tuple[Shard, bool]:
+    """This rank's shard, and whether the call is the first of its shape; compared where that is not known.
+
+    Raises ValueError, on every rank alike, naming the argument and what each rank gave; RankError when a rank
+    does not take part.
+    """
+    shape = header[:12]  # seed, position and temperature change from step to step
+    place = (team.group.group_name, weight.storage_offset(), weight.stride(), weight.device)
+    storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+    key = (storage, (*place, *shape))
+    held = _agreed.get(key)
+    is_new = held is None
+    if is_new:
+        for old in list(_agreed):
+            if old[0].expired():  # type: ignore[no-untyped-call]
+                del _agreed[old]
+    if weight.device.type == "cpu" or team.backend == "gloo":
+        team.arrive()
+        held = _agreed[key] = _compare(team, header, weight.device)
+    elif held is None:
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                "a call must be made once outside of a CUDA graph before it is captured, for this group, "
+                "weight_shard and shape; ranks compare what they hold in it"
+            )
+        held = _agreed[key] = _compare(team, header, weight.device)
+    return held, is_new
+
+
+def _compare(team: Team, header: Header, device: torch.device) -> Shard:
     """Compare the headers of all ranks and lay out the vocabulary.
 
     Without first_id, shards follow each other in the order of ranks; with it, it must say just that, so that
     a wrong offset is found here and not in the tokens.
-
-    Raises ValueError, on every rank alike, naming the argument and what each rank gave; RankError when a rank
-    does not take part.
     """
     table = team.gather(torch.tensor(header, dtype=torch.int64, device=device)).tolist()
     for at in range(2, len(_FIELDS)):
@@ -49,7 +117,7 @@ def agree(team: Team, header: Header, device: torch.device) -> Shard:
     return Shard(firsts[team.rank], total)
 
 
-def signed(value: object) -> int:
+def _signed(value: object) -> int:
     """A host value as an int64 to compare. What is no number, or on a device, counts as equal."""
     if isinstance(value, int):
         bits = value % (1 << 64)
