@@ -139,7 +139,7 @@ class VerifyResult:
     effect: str = ""  # what the next two measure: "total variation", "tail mass", ...
     seen_at_80: float | None = None  # smallest effect the test sees with power 0.8, at level alpha / tests
     seen_at_99: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # draws that several statistics share count in the first of them
     note: str = ""
 
 

@@ -99,7 +99,12 @@ def verify(
         typer.Option("--self-test", help="Test the tests: every planted fault must be seen."),
     ] = False,
     details: Annotated[
-        bool, typer.Option("--details", help="Show every statistic in the table, not the worst of each test.")
+        bool,
+        typer.Option(
+            "--details",
+            help="Show every statistic in the table, not the worst of each test, with its draws, the "
+            "smallest effect it sees with power 0.8, and its seconds.",
+        ),
     ] = False,
     format: FormatOption = None,
     output: OutputOption = None,
@@ -179,9 +184,13 @@ def verify(
         "p_values": sum(row.p_value is not None for row in results),
         "statistics": len(results),
         "failed": len(failed),
+        "seconds": done.seconds,
+        "seconds_outside_tests": done.seconds_outside_tests,
         "false_alarms": f"a right sampler fails this run with probability at most {alpha:g} (Holm)",
         "claims": {name: text for name in names if (text := claims.claim(name)) is not None},
     }
+    if details:
+        settings["details"] = "sees: the smallest effect seen with power 0.8"
     if done.stopped:
         settings["unfinished"] = f"stopped by {done.stopped} during {done.next_up}"
     record = Record(

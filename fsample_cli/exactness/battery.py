@@ -68,7 +68,7 @@ def choose(wanted: Sequence[str] | None) -> tuple[str, ...]:
 
 def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:
     """The results of one test; a sampler that returns no ids at all fails it instead of ending the run."""
-    case = Case.start(check.name, subject, "")
+    case = Case(check.name, subject, "")
     if check.ours_only and subject.library is None:
         return [case.skip("needs options that only fused has")]
     try:

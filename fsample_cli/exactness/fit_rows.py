@@ -46,7 +46,7 @@ def run(
     of the best ids.
     """
     distinct = states.shape[0]
-    case = Case.start(TEST, subject, f"B={batch}")
+    case = Case(TEST, subject, f"B={batch}")
     hidden = states[torch.arange(batch, device=states.device) % distinct]
     calls = calls_needed(batch, distinct, draws)
     drawn = count_rows(subject, hidden, weight, distinct, calls, temperature, seed, 0, on_call)

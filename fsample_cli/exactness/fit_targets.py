@@ -28,7 +28,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         draws = plan.budget(target.vocab)
         if target.vocab == 512 and target.name in plan.focus:
             draws = plan.focus_draws
-        case = Case.start(TEST, subject, f"{target.name} V={target.vocab}")
+        case = Case(TEST, subject, f"{target.name} V={target.vocab}")
         results += judge_counts(case, target, count(subject, target, draws, case.name, plan))
     return results
 

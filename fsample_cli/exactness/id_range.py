@@ -21,7 +21,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     """Flat logits, so that the last ids are as likely as any."""
     results = []
     for vocab in VOCABS:
-        case = Case.start(TEST, subject, f"V={vocab}")
+        case = Case(TEST, subject, f"V={vocab}")
         wrong, draws = 0, 0
         for rows in (ONE_EACH[vocab],) if subject.compiles_shapes else ROWS:
             seed = plan.case_seed(f"{case.name} {rows}")

@@ -34,7 +34,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     steps = plan.pair_draws // rows
     seed = plan.case_seed(TEST) // 2 * 2
     flat = targets.flat(VOCAB)
-    case = Case.start(TEST, subject, "")
+    case = Case(TEST, subject, "")
     grid = draw_grid(subject, flat, steps, rows, seed, plan)  # [steps, rows]
     after = draw_grid(subject, flat, steps, rows, seed + 1, plan)
     grids = [grid, after]

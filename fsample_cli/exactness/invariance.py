@@ -33,13 +33,13 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     }
     results = []
     for name, check in checks.items():
-        case = Case.start(TEST, subject, name)
+        case = Case(TEST, subject, name)
         wrong = check(setting)
         results.append(case.rule("", wrong > 0, ROWS, f"{wrong} tokens differ", "share of wrong tokens"))
     if subject.reference is not None:
         results.append(_implementation(subject, subject.reference, setting))
     if plan.device == "cuda":
-        results.append(_graph_result(Case.start(TEST, subject, "graph replay and eager"), setting))
+        results.append(_graph_result(Case(TEST, subject, "graph replay and eager"), setting))
     return results
 
 
@@ -135,7 +135,7 @@ def _greedy(s: _Setting) -> int:
 
 def _implementation(subject: Subject, reference: Library, s: _Setting) -> TestResult:
     """The plain torch implementation on the same device: differing tokens must be near-ties."""
-    case = Case.start(TEST, subject, "implementation and reference")
+    case = Case(TEST, subject, "implementation and reference")
     assert subject.noise is not None
     other = (s.draw(reference) != s.plain).cpu()[:, 0]
     close = oracle.expected(s.logits, 1.0, s.seeds, s.positions, 0, subject.noise).close

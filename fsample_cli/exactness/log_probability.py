@@ -27,7 +27,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
 
 def _entropy(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
     target = targets.skewed(512, plan.seed)
-    case = Case.start(TEST, subject, f"{target.name} V={target.vocab}")
+    case = Case(TEST, subject, f"{target.name} V={target.vocab}")
     rows = plan.rows(target.vocab, plan.pair_draws)
     hidden, weight = target.tensors(rows, plan.device, plan.dtype)
     calls = -(-plan.pair_draws // rows)
@@ -49,7 +49,7 @@ def _values(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
     drawn from.
     """
     vocab, rows, temperature = 1000, forms.BATCHES[-1], 0.5
-    case = Case.start(TEST, subject, f"all transforms V={vocab}")
+    case = Case(TEST, subject, f"all transforms V={vocab}")
     generator = torch.Generator().manual_seed(plan.seed % 2**31)
     weight = (2 * torch.randn(vocab, targets.HIDDEN, generator=generator)).to(plan.dtype)
     hidden = torch.randn(rows, targets.HIDDEN, generator=generator).to(plan.dtype)

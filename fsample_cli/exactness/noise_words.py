@@ -24,7 +24,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     """Words of all combinations of two seeds, rows, positions, samples, units and domains: 131,072
     counters.
     """
-    case = Case.start(TEST, subject, "")
+    case = Case(TEST, subject, "")
     seed = plan.case_seed(TEST)
     units = torch.arange(UNITS)
     cpu = torch.device("cpu")

@@ -16,16 +16,11 @@ from fsample_cli.exactness.subject import Subject
 
 @dataclass(frozen=True)
 class Case:
-    """Who is tested by what, and since when: the fields every result of one set of draws shares."""
+    """Who is tested by what: the fields every result of one set of draws shares."""
 
     test: str
     subject: Subject
     name: str
-    started: float
-
-    @classmethod
-    def start(cls, test: str, subject: Subject, name: str) -> Case:
-        return cls(test, subject, name, time.perf_counter())
 
     def _result(
         self,
@@ -47,7 +42,7 @@ class Case:
             dof=dof,
             p_value=p_value,
             draws=draws,
-            seconds=time.perf_counter() - self.started,
+            ended=time.perf_counter(),
             sensitivity=sensitivity,
             broken=broken,
             skipped=skipped,

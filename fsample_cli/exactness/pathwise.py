@@ -27,7 +27,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
 
 
 def _one(subject: Subject, library: Library, algorithm: str, vocab: int, plan: Plan) -> TestResult:
-    case = Case.start(TEST, subject, f"V={vocab}")
+    case = Case(TEST, subject, f"V={vocab}")
     generator = torch.Generator().manual_seed(plan.case_seed(case.name) % 2**31)
     rows = forms.BATCHES[-1]
     weight = (torch.randn(vocab, targets.HIDDEN, generator=generator) * 0.8).to(plan.device, plan.dtype)

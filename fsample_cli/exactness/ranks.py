@@ -30,7 +30,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
 
 def _split(subject: Subject, library: Library, starts: tuple[int, ...], plan: Plan) -> TestResult:
     target = targets.skewed(VOCAB, plan.seed)
-    case = Case.start(TEST, subject, f"{len(starts) - 1} ranks at {'/'.join(map(str, starts[1:-1]))}")
+    case = Case(TEST, subject, f"{len(starts) - 1} ranks at {'/'.join(map(str, starts[1:-1]))}")
     draws = plan.pair_draws // SHARE
     rows = plan.rows(VOCAB, draws)
     hidden, weight = target.tensors(rows, plan.device, plan.dtype)
@@ -64,7 +64,7 @@ def _rank(
 
 def _independent(subject: Subject, library: Library, plan: Plan) -> TestResult:
     """Two ranks with flat shards of 256: the places inside them agree with probability 1/256."""
-    case = Case.start(TEST, subject, "equal: ranks")
+    case = Case(TEST, subject, "equal: ranks")
     rows = plan.rows(VOCAB, plan.pair_draws // SHARE)
     hidden, weight = targets.flat(VOCAB).tensors(rows, plan.device, plan.dtype)
     shards = [shard_mask(first, first + 256, rows, plan.device) for first in (0, 256)]

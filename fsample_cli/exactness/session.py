@@ -17,7 +17,7 @@ from fsample_cli.exactness import battery, fit_rows, self_test
 from fsample_cli.exactness.loading import Loader, is_compiled
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Level, Plan, for_online, make_plan
-from fsample_cli.exactness.result import TestResult
+from fsample_cli.exactness.result import TestResult, timed
 from fsample_cli.exactness.subject import BadIds, Subject
 from fsample_cli.interrupts import name_of
 from fsample_cli.measure import inputs
@@ -54,12 +54,17 @@ class Request:
 class Verified:
     """All results, judged, and the draws a row got.
 
+    `seconds` is what the run took from its request to its verdicts, `seconds_outside_tests` the part of it in
+    no result: heads made, kernels compiled ahead, verdicts, and a test that was stopped.
+
     `stopped` is the signal that ended the run early, if one did: the results are then those of the tests that
     had ended, judged together, and `next_up` is the one that had not.
     """
 
     results: list[VerifyResult]
     draws: int
+    seconds: float
+    seconds_outside_tests: float
     stopped: str = ""
     next_up: str = ""
 
@@ -82,6 +87,7 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
     raise KeyboardInterrupt as ever. Raises UsageError for a sampler name that is unknown, MissingError
     where memory does not hold the head or nothing at all could be tested.
     """
+    began = time.perf_counter()
     dtype = inputs.TORCH_DTYPES[request.workload.dtype]
     loader = Loader(request.device, dtype, request.ranks)
     for name in request.names:  # a misspelt one is found before anything runs
@@ -111,16 +117,19 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
                 raise
             stopped, next_up = name_of(stop), f"{name}: {test}"
             break
-        found += results
+        ended = time.perf_counter()
+        found += timed(results, start, ended)
         if sampler is not None:
             loaded[name] = sampler
-        stage(f"{name}: {test} took {time.perf_counter() - start:.1f} s")
+        stage(f"{name}: {test} took {ended - start:.1f} s")
         tick()
     if not stopped and all(result.skipped for result in found):
         raise MissingError(f"verify: nothing could be tested: {found[0].note}")
     judged = battery.judge(found, request.alpha)
     rows = [_record(result, loaded.get(result.sampler)) for result in judged]
-    return Verified(rows, draws, stopped, next_up)
+    seconds = round(time.perf_counter() - began, 4)
+    outside = round(seconds - sum(row.seconds or 0.0 for row in rows), 4)
+    return Verified(rows, draws, seconds, outside, stopped, next_up)
 
 
 def _one_test(
@@ -134,7 +143,7 @@ def _one_test(
     torch_code: Plan,
 ) -> tuple[list[TestResult], Sampler | None]:
     """Results of one test of one sampler, and the sampler, where it could run."""
-    case = Case.start(test, Subject(name, _never), "")
+    case = Case(test, Subject(name, _never), "")
     try:
         if test == fit_rows.TEST:
             sampler, subject = loader.load(name, head.transform)
@@ -198,7 +207,7 @@ def _rows(subject: Subject, head: Head, request: Request, draws: int) -> list[Te
                 seed=request.seed,
             )
         except BadIds as error:
-            results.append(Case.start(fit_rows.TEST, subject, f"B={batch}").rule("ids", True, 0, str(error)))
+            results.append(Case(fit_rows.TEST, subject, f"B={batch}").rule("ids", True, 0, str(error)))
     return results
 
 

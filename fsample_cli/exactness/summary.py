@@ -35,12 +35,15 @@ def _worst(group: Sequence[VerifyResult]) -> VerifyResult:
     failed = len(failures(group))
     if len(group) == 1:
         return worst
+    seconds = round(sum(result.seconds or 0.0 for result in group), 4)
     draws = sum({result.case.rpartition(" ")[0]: result.draws for result in group}.values())
     if failed:
         note = f"{worst.case}: {worst.note}" if worst.note else ""
-        return replace(worst, case=f"{failed}/{len(group)} fail: {worst.case}", note=note, draws=draws)
+        return replace(
+            worst, case=f"{failed}/{len(group)} fail: {worst.case}", note=note, draws=draws, seconds=seconds
+        )
     case = f"all {len(group)}" if worst.p_value is None else f"worst of {len(group)}: {worst.case}"
-    return replace(worst, case=case, note="", draws=draws)
+    return replace(worst, case=case, note="", draws=draws, seconds=seconds)
 
 
 def _closeness(result: VerifyResult) -> tuple[bool, bool, float]:

@@ -30,7 +30,7 @@ def one_gap(subject: Subject, plan: Plan, gap: float) -> TestResult:
     target = targets.one_against_many(plan.tail_vocab, gap)
     mass = float(target.probabilities[:-1].sum())
     draws, limit = planned_draws(plan, mass)
-    case = Case.start(TEST, subject, target.name)
+    case = Case(TEST, subject, target.name)
     drawn = count(subject, target, draws, case.name, plan)
     if drawn.out_of_range:
         return case.rule("range", True, drawn.draws, drawn.complaint)

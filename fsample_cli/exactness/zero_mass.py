@@ -45,7 +45,7 @@ def _holes(plan: Plan) -> list[Target]:
 
 
 def _minus_infinity(subject: Subject, plan: Plan, target: Target) -> TestResult:
-    case = Case.start(TEST, subject, f"{target.name} V={target.vocab}")
+    case = Case(TEST, subject, f"{target.name} V={target.vocab}")
     draws = plan.budget(target.vocab)
     drawn = count(subject, target, draws, case.name, plan)
     wrong = int(drawn.counts[0][target.probabilities == 0].sum()) + drawn.out_of_range
@@ -58,7 +58,7 @@ def _masked(subject: Subject, library: Library, plan: Plan, how: str) -> TestRes
     For the soft-cap all logits are -1000: a token masked before the cap would come back at -cap.
     """
     vocab = 1000  # no multiple of 32 or of a tile
-    case = Case.start(TEST, subject, f"{how} V={vocab}")
+    case = Case(TEST, subject, f"{how} V={vocab}")
     rows = plan.rows(vocab, 1024)
     allowed = torch.from_numpy(np.random.default_rng(plan.seed).random(vocab) < 0.5)
     allowed[0] = True
@@ -88,7 +88,7 @@ def _padding(subject: Subject, library: Library, plan: Plan) -> TestResult:
     draw.
     """
     vocab, columns = 1000, 1024
-    case = Case.start(TEST, subject, f"padded head V={vocab} of {columns}")
+    case = Case(TEST, subject, f"padded head V={vocab} of {columns}")
     logits = np.zeros(columns)
     logits[:vocab] = targets.to_bf16(np.random.default_rng(plan.seed).normal(-12, 1, vocab))
     return _bounded(case, library, plan, logits, vocab, None)
@@ -101,7 +101,7 @@ def _soft_cap_padding(subject: Subject, library: Library, plan: Plan) -> TestRes
     Of V = 129 a tile of 128 leaves 127 spare lanes, so the fault would take half the draws.
     """
     vocab = 129
-    case = Case.start(TEST, subject, f"spare lanes after soft-cap V={vocab}")
+    case = Case(TEST, subject, f"spare lanes after soft-cap V={vocab}")
     return _bounded(case, library, plan, np.full(vocab, -1000.0), vocab, CAP)
 
 

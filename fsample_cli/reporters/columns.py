@@ -109,6 +109,19 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("p", lambda r: p_value(r.p_value)),
         Column("verdict", lambda r: r.verdict, left=True),
     ),
+    "verify --details": (
+        Column("test", lambda r: r.test, left=True),
+        SAMPLER,
+        Column("case", lambda r: r.case, left=True),
+        Column("stat", lambda r: number(r.statistic, 1)),
+        Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
+        Column("p", lambda r: p_value(r.p_value)),
+        Column("draws", lambda r: f"{r.draws:,}"),
+        Column("sees", lambda r: significant(r.seen_at_80)),  # with power 0.8
+        Column("of", lambda r: r.effect or MISSING, left=True),
+        Column("s", lambda r: number(r.seconds, 2)),
+        Column("verdict", lambda r: r.verdict, left=True),
+    ),
     "trace": (
         Column("stage", lambda r: r.stage, left=True),
         SAMPLER,
@@ -166,8 +179,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 def columns_of(record: Record) -> tuple[Column, ...]:
-    split = record.kind == "bench" and record.workload is not None and record.workload.tp > 1
-    return COLUMNS["bench --tp" if split else record.kind]
+    if record.kind == "bench" and record.workload is not None and record.workload.tp > 1:
+        return COLUMNS["bench --tp"]
+    if record.kind == "verify" and record.settings.get("details"):
+        return COLUMNS["verify --details"]
+    return COLUMNS[record.kind]
 
 
 def heading(record: Record) -> list[str]:

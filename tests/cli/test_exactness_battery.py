@@ -16,7 +16,7 @@ from torch import Tensor
 from fsample_cli.exactness import battery, fit_targets, independence, power, tails, targets
 from fsample_cli.exactness.battery import TESTS, judge, run_check
 from fsample_cli.exactness.plan import LEVELS, SIZES, Level, Plan, for_online, make_plan
-from fsample_cli.exactness.result import Sensitivity, TestResult
+from fsample_cli.exactness.result import Sensitivity, TestResult, timed
 from fsample_cli.exactness.subject import Subject
 from tests.cli.perfect import Perfect
 
@@ -77,7 +77,6 @@ def test_every_statistic_says_what_it_could_have_seen(wolf: list[list[TestResult
         if result.dof != 0:
             assert result.smallest_at_80 is not None and result.smallest_at_99 is not None
             assert 0 < result.smallest_at_80 < result.smallest_at_99
-        assert result.seconds >= 0
 
 
 def test_tests_for_our_library_are_skipped_for_others(wolf: list[list[TestResult]]) -> None:
@@ -128,6 +127,15 @@ def test_holm_judges_over_everything_and_rules_need_no_p_value() -> None:
     assert [r.verdict for r in judged] == ["pass", "pass", "pass", "pass", "fail"]  # 3 x 0.004 > 0.01
     assert judged[0].adjusted_p == pytest.approx(0.012) and judged[3].adjusted_p is None
     assert [r.verdict for r in judge([result(0.003), result(0.5), result(0.9)], 0.01)][0] == "fail"
+
+
+def test_the_seconds_of_a_test_sum_to_its_time_in_whatever_order_it_lists_its_results() -> None:
+    def result(case: str, ended: float) -> TestResult:
+        return TestResult("t", case, "s", 1.0, 9, 0.5, 1000, ended)
+
+    found = timed([result("b", 15.0), result("a", 13.5), result("c", 15.25)], 10.0, 16.0)
+    assert [(r.case, r.seconds) for r in found] == [("b", 1.5), ("a", 3.5), ("c", 1.0)]
+    assert timed([], 10.0, 16.0) == []
 
 
 def test_draws_grow_until_a_tail_expects_enough_or_the_budget_ends() -> None:

@@ -5,6 +5,7 @@ printed.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,32 @@ def test_our_quick_battery_passes_and_its_table_is_short(shell: Fsample) -> None
     assert "fail" not in done.out.replace("failed=0", "").replace("a right sampler\n  fails", "").replace(
         "fails", ""
     )
+
+
+def test_seconds_are_counted_once_and_the_rest_is_named(fsample: Fsample) -> None:
+    """Statistics of one test share its draws: counting those in each summed to thrice the run's time."""
+    started = time.perf_counter()
+    done = fsample(
+        "verify", "--test", "rows,independence,range", "--sampler", "fused:grouped,tests.cli.perfect:right",
+        "--device", "cpu", "--format", "json", "-q",
+    )  # fmt: skip
+    wall = time.perf_counter() - started
+    data = strict(done.out)
+    seconds = [row["seconds"] for row in data["results"]]
+    settings = data["settings"]
+    assert all(value >= 0 for value in seconds) and 0 <= settings["seconds_outside_tests"]
+    assert sum(seconds) + settings["seconds_outside_tests"] == pytest.approx(settings["seconds"], abs=1e-3)
+    assert 0.5 * wall < settings["seconds"] < wall
+    rows = [row["seconds"] for row in data["results"] if row["test"] == "rows"]
+    assert rows[0] > 10 * max(rows[1:4])  # the draws of all four rows are in the first
+
+
+def test_details_state_draws_effect_and_time_of_every_statistic(fsample: Fsample) -> None:
+    done = fsample(*ROWS, "--draws", 500, "--sampler", "fused:grouped", "--details")
+    assert done.code == 0
+    assert "sees: the smallest effect seen with power 0.8" in " ".join(done.out.split())
+    head = next(line for line in done.out.splitlines() if line.startswith("test"))
+    assert head.split() == "test sampler case stat dof p draws sees of s verdict".split()
 
 
 def test_a_failing_table_shows_the_worst_case_and_why(fsample: Fsample) -> None:
