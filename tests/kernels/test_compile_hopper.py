@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import subprocess
@@ -354,7 +355,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecut
 # in the loop over D, and what the mask reads costs more. triton 3.9 also keeps some of the kernel's numbers
 # in local memory, and reads them once a tile.
 MAY_SPILL = {
-    LARGE: {"transforms": 64, "mask": 256, "bits": 64},
+    LARGE: {"transforms": 128, "mask": 256, "bits": 64},
     UP_TO_192: {"rows": 32, "mask": 128, "bits": 32, "mass": 160, "stored": 32},
     LARGE_HALF: {"element rows": 16},
 }
@@ -372,7 +373,7 @@ def spills_allowed(config: HopperConfig, variant: str) -> int:
             return 64 if early else 192
         return 0 if early or config.bv == 128 else 32
     if early:
-        return MAY_SPILL[config].get(variant, 0)
+        return MAY_SPILL[config].get(variant, 32 if config is LARGE else 0)
     return MAY_SPILL_LATER[config].get(variant, 32)
 
 
@@ -394,34 +395,50 @@ def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> li
     return codes
 
 
-@pytest.mark.parametrize("warpgroups", [1, 2])
+@pytest.mark.parametrize("row_blocks", [1, 2])
 @pytest.mark.parametrize("bv", [128, 256])
-def test_every_unit_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, warpgroups: int) -> None:
-    """And no CTA has more to do than in the best deal: the source of the kernel, run on integers."""
-    monkeypatch.setattr(hopper_pipeline, "gl", SimpleNamespace(cdiv=triton.cdiv, maximum=max))
-    split_work, unit_of = hopper_pipeline.split_work.fn, hopper_pipeline.unit_of.fn
-    for ctas in (1, 2, 3, 7, 16, 66, 132):
+def test_every_product_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, row_blocks: int) -> None:
+    """In order of ids within a CTA, and in two parts at most, the first where nothing comes before it. No CTA
+    has more to do than in the best deal: the source of the kernel, run on integers."""
+    monkeypatch.setattr(hopper_pipeline, "gl", SimpleNamespace(cdiv=triton.cdiv, maximum=max, minimum=min))
+    split_work, tile_of = hopper_pipeline.split_work.fn, hopper_pipeline.tile_of.fn
+    unit_of = hopper_pipeline.unit_of.fn
+    wide = bv // 128
+    for ctas, blocks_d in itertools.product((1, 2, 3, 7, 16, 66, 132), (1, 3, 10, 64, 128)):
         # on many CTAs the edges of a round, half-rounds, real vocabularies and shards of them
-        edges = (1, 33, 65, 66, 67, 149, 198, 199, 297, 594, 1002, 1187)
+        edges = (1, 33, 65, 66, 67, 149, 198, 199, 297, 501, 594, 1002, 1187)
         for units in range(1, 4 * ctas + 3) if ctas < 20 else edges:
-            dealt: Counter[tuple[int, int]] = Counter()
-            longest = 0
+            parts: dict[int, list[tuple[int, int, int, int]]] = {}  # of a unit: from, to, CTA, its turn there
+            work = []
             for cta in range(ctas):
-                full, rounds, whole, steps = split_work(units, ctas, cta, bv, warpgroups == 2)
-                mine = [
-                    (unit, half)
-                    for n in range(full)
-                    for unit in range((n * ctas + cta) * bv // 128, (n * ctas + cta + 1) * bv // 128)
-                    for half in range(warpgroups)
-                ]
-                for j in range(steps):
-                    unit, only = unit_of(j, full, rounds, whole, ctas, cta, bv)
-                    mine += [(unit, half) for half in range(warpgroups) if only in (-1, half)]
-                dealt.update(mine)
-                longest = max(longest, len(mine))
-            every = [(unit, half) for unit in range(units) for half in range(warpgroups)]
-            assert dealt == Counter(every), (units, ctas)
-            assert longest == triton.cdiv(len(every), ctas), (units, ctas)
+                tiles, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, bv)
+                mine: list[tuple[int, int, int]] = []
+                for n in range(tiles[1]):
+                    tile, d0, d1 = tile_of(n, tiles, ctas, cta, blocks_d)
+                    assert 0 <= d0 < d1 <= blocks_d
+                    assert d1 == blocks_d or (d0 == 0 and n == tiles[0])  # no part waits for one that waits
+                    mine += [(unit, d0, d1) for unit in range(tile * wide, tile * wide + wide)]
+                mine += [(unit_of(j, tiles, ctas, cta, bv), 0, blocks_d) for j in range(rounds)]
+                assert [unit for unit, _, _ in mine] == sorted({unit for unit, _, _ in mine})
+                for turn, (unit, d0, d1) in enumerate(mine):
+                    parts.setdefault(unit, []).append((d0, d1, cta, turn))
+                work.append(sum(d1 - d0 for _, d0, d1 in mine))
+            assert sorted(parts) in (list(range(units)), list(range(units + units % wide))), (units, ctas)
+            for unit, dealt in parts.items():
+                first, *rest = sorted(dealt)
+                if not rest:
+                    assert first[:2] == (0, blocks_d), (units, ctas, unit)
+                    continue
+                (last,) = rest
+                assert first[0] == 0 and first[1] == last[0] and last[1] == blocks_d, (units, ctas, unit)
+                assert last[2] == first[2] + 1, (units, ctas, unit)
+            step = 1 if row_blocks == 1 else wide
+            whole = triton.cdiv(units, step * ctas) * step * blocks_d
+            parted = triton.cdiv(triton.cdiv(units, step) * blocks_d, ctas) * step
+            if step > 1 and units > step * ctas and whole - parted > 9 * step:
+                assert max(work) == parted, (units, ctas, blocks_d)
+            else:
+                assert max(work) in ((whole, parted) if step > 1 else (whole,)), (units, ctas, blocks_d)
 
 
 def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> None:

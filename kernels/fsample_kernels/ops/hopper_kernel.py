@@ -10,8 +10,9 @@ Log-probabilities, the log-sum-exp and several samples a row leave candidates in
 `reduce_candidates` ends.
 
 Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
-ctas, cta, row0), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots), own (rows, live, c,
-greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it would come as a tensor.
+ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots),
+own (rows, live, c, greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it would come as
+a tensor.
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -20,7 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from fsample_kernels.ops.gluon_names import cta_barrier
-from fsample_kernels.ops.hopper_pipeline import accumulate, pass_over, producer, split_work, unit_of
+from fsample_kernels.ops.hopper_carry import leave_sum, take_sum
+from fsample_kernels.ops.hopper_pipeline import accumulate, producer, split_work, tile_of, unit_of
 from fsample_kernels.ops.hopper_rows import (
     draw_into,
     empty_state,
@@ -92,7 +94,7 @@ def finish_tile(
 
 @gluon.jit
 def consumer(
-    ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr,
+    ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
     WG: gl.constexpr, BV: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, STAGES: gl.constexpr,
     IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
@@ -113,26 +115,34 @@ def consumer(
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
     own = (rows, live, c, greedy, any_greedy)
     state = empty_state(MW, lay)
-    full, rounds, whole, steps = split_work(units, ctas, cta, BV, MW0 == MW1)
+    row_blocks = gl.cdiv(num_rows, MW0 + MW1)
+    dealt, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, BV)
     i = 0
     if BV > 128:
-        for n in range(full):
-            acc, i = accumulate(ring, i, blocks_d, WG, BV, MW, STAGES, IN_FLIGHT)
-            tile = n * ctas + cta
-            state = finish_tile(
-                acc, state, first_row, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
-                candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
-            )  # fmt: skip
-    for j in range(steps):
-        unit, only = unit_of(j, full, rounds, whole, ctas, cta, BV)
-        if (only == -1) | (only == WG):
-            acc, i = accumulate(ring, i, blocks_d, WG, 128, MW, STAGES, IN_FLIGHT)
-            state = finish_tile(
-                acc, state, first_row, unit * 128, unit, own, sizes, row_args, tables,
-                candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
-            )  # fmt: skip
-        else:
-            i = pass_over(ring, i, blocks_d, STAGES)
+        for n in range(dealt[1]):
+            tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+            acc = gl.zeros((MW, BV), gl.float32, layout=mma)
+            if d0 > 0:
+                acc = take_sum(carry, row_blocks, acc, WG, MW, BV)
+            acc, i = accumulate(ring, i, acc, d0, d1, WG, BV, STAGES, IN_FLIGHT)
+            if d1 < blocks_d:
+                leave_sum(carry, acc, WG, MW, BV)
+            else:
+                state = finish_tile(
+                    acc, state, first_row, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
+                    candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
+                )  # fmt: skip
+    unit_mma: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]
+    )
+    for j in range(rounds):
+        unit = unit_of(j, dealt, ctas, cta, BV)
+        acc = gl.zeros((MW, 128), gl.float32, layout=unit_mma)
+        acc, i = accumulate(ring, i, acc, 0, blocks_d, WG, 128, STAGES, IN_FLIGHT)
+        state = finish_tile(
+            acc, state, first_row, unit * 128, unit, own, sizes, row_args, tables,
+            candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
+        )  # fmt: skip
     if keys_ptr is not None:
         publish(keys_ptr, state, first_row, num_rows, tables[0], MW)
     elif SINGLE:
@@ -146,6 +156,7 @@ def consumer(
 def hopper_kernel(
     w, h,  # TMA descriptors of weight [V, D] in boxes [128, BD] and hidden [B, D] in boxes [BOX, BD]
     keys_ptr, counters_ptr, ids_ptr,  # [B] int64, [row blocks] int32, [B, 1] int64; None: leave candidates
+    sums_ptr, flags_ptr,  # of `hopper_carry`; None where tiles are 128 wide
     link_ptr,  # None, or what `link` says: then ids are those of the best of all ranks' keys
     num_rows: gl.int32, num_columns: gl.int32, num_samples: gl.int32, size_d: gl.int32, units: gl.int32,
     num_slots: gl.int32, first_id: gl.int32, limit: gl.int32,
@@ -189,6 +200,7 @@ def hopper_kernel(
     blocks_d = gl.cdiv(size_d, BD)
     ring = (w_bufs, h0_bufs, h1_bufs, empty, full_bars)
     share = (units, ctas, cta, row0)
+    carry = (sums_ptr, flags_ptr)
     sizes = (num_rows, num_columns, num_samples, blocks_d, num_slots)
     row_args = (
         temperature_ptr, temperature_stride, scale, seed_ptr, seed_stride, seed_low, seed_high,
@@ -205,19 +217,22 @@ def hopper_kernel(
     if WARPGROUPS == 2:
         gl.warp_specialize([
             (consumer, (
-                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV,
-                MW0, MW1, STAGES, IN_FLIGHT, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
+                HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
-                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(1), BV,
-                MW0, MW1, STAGES, IN_FLIGHT, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
+                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                gl.constexpr(1), BV, MW0, MW1, STAGES, IN_FLIGHT,
+                HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, row_blocks, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (
-                ring, share, sizes, keys_ptr, row_args, tables, candidates, logits_ptr, gl.constexpr(0), BV,
-                MW0, MW1, STAGES, IN_FLIGHT, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
+                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
+                HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, row_blocks, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
         # the barrier orders this CTA's relaxed atomics before the acq_rel counter, so that the last sees all

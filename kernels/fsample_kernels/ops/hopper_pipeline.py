@@ -19,106 +19,132 @@ from fsample_kernels.ops.gluon_names import load_box
 
 
 @gluon.jit
-def split_work(units, ctas, cta, BV: gl.constexpr, EVEN: gl.constexpr):
-    """How the units of 128 ids are dealt: (full, rounds, whole, steps).
+def split_work(units, ctas, cta, blocks_d, row_blocks, BV: gl.constexpr):
+    """How the units of 128 ids are dealt to the CTAs of a block of rows: (tiles of BV ids, single units).
 
-    First `full` tiles of BV ids to every CTA, then units one by one for `rounds` rounds: 593.5 tiles of 256
-    on 132 SMs are 4.5 rounds instead of 5. When a last round would keep no more than half of the CTAs busy
-    and two warpgroups have as many rows each (EVEN), its units, from number `whole` on, go to two CTAs each,
-    one a warpgroup's rows. `steps` counts the CTA's units, that one included.
+    One block of rows streams W at the pace of memory, and single units fill what tiles of 256 would leave of
+    a round: 593.5 tiles on 132 SMs are 4.5 rounds instead of 5. From two on the tensor cores set the pace, and
+    like wide tiles; what these would leave of a round is dealt by k-blocks, where that is more than the way
+    of a sum through memory costs (`hopper_carry.py`). A CTA then has a tile's length of it at least, so that
+    no tile has three parts. `tile_of` reads the tiles, `unit_of` the units.
     """
-    full = 0
+    full = 0  # tiles dealt in turn
+    count = 0  # of all tiles
+    top = 0  # the first of those that are not dealt in turn
+    d_begin = 0  # where the last tile begins
+    d_end = blocks_d  # where tile `top` ends
+    rounds = gl.cdiv(gl.maximum(units - cta, 0), ctas)
     if BV > 128:
-        full = units // (BV // 128 * ctas)
-    dealt = full * (BV // 128) * ctas
-    last = (units - dealt) % ctas
-    whole = units
-    if EVEN:
-        if 2 * last <= ctas:
-            whole = units - last
-    rounds = gl.cdiv(gl.maximum(whole - dealt - cta, 0), ctas)
-    steps = rounds
-    if cta < 2 * (units - whole):
-        steps += 1
-    return full, rounds, whole, steps
+        WIDE: gl.constexpr = BV // 128
+        if row_blocks == 1:
+            full = units // (WIDE * ctas)
+            count = full
+            rounds = gl.cdiv(gl.maximum(units - full * WIDE * ctas - cta, 0), ctas)
+        else:
+            tiles = gl.cdiv(units, WIDE)
+            rounds = 0
+            idle = (gl.cdiv(tiles, ctas) * ctas - tiles) * blocks_d
+            if (tiles > ctas) & (idle > 8 * ctas):
+                # k-blocks begin to end of the tiles left, in a row with the highest first: so the tiles of a
+                # CTA ascend, `top` is the one that may lack its end, and the last lacks what CTA - 1 has done
+                full = tiles // ctas - 1
+                left = (tiles - full * ctas) * blocks_d
+                begin = cta * left // ctas
+                end = (cta + 1) * left // ctas
+                places = gl.cdiv(end, blocks_d)
+                top = tiles - places
+                d_end = end - (places - 1) * blocks_d
+                d_begin = begin % blocks_d
+                count = full + places - begin // blocks_d
+            else:
+                full = gl.cdiv(gl.maximum(tiles - cta, 0), ctas)
+                count = full
+    return (full, count, top, d_begin, d_end), rounds
 
 
 @gluon.jit
-def unit_of(j, full, rounds, whole, ctas, cta, BV: gl.constexpr):
-    """Number of the CTA's unit j, and the warpgroup whose rows it is for, -1 for both."""
-    unit = full * (BV // 128) * ctas + cta + j * ctas
-    only = -1
-    if j == rounds:
-        unit = whole + cta // 2
-        only = cta % 2
-    return unit, only
+def tile_of(n, dealt, ctas, cta, blocks_d):
+    """Tile n of the CTA, and its k-blocks d0 .. d1 - 1."""
+    full, count, top, d_begin, d_end = dealt
+    tile = n * ctas + cta
+    if n >= full:
+        tile = top + n - full
+    d0 = 0
+    if n == count - 1:
+        d0 = d_begin
+    d1 = blocks_d
+    if n == full:
+        d1 = d_end
+    return tile, d0, d1
+
+
+@gluon.jit
+def unit_of(j, dealt, ctas, cta, BV: gl.constexpr):
+    """Single unit j of the CTA."""
+    return (dealt[0] * (BV // 128) + j) * ctas + cta
 
 
 @gluon.jit
 def load_stage(
-    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, box0, box1,
+    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, row_boxes,
     WIDE: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """One k-block of W, 128 ids a box, and boxes box0 .. box1 - 1 of H, BOX rows each: boxes without rows
-    would be filled with zeros, which costs as much time as data."""
+    """One k-block of W, 128 ids a box, and row_boxes of H, BOX rows each: boxes without rows would be filled
+    with zeros, which costs as much time as data."""
     BOXES: gl.constexpr = (MW0 + MW1) // BOX
     for n in gl.static_range(BOXES + 1):  # the byte count of an expect is a constant: one of these fires
-        mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == box1 - box0)
+        mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == row_boxes)
     for v in gl.static_range(WIDE):
         load_box(w, [column0 + v * 128, d0], bar, w_buf.slice(v * 128, 128))
     for b in gl.static_range(BOXES):
-        wanted = (b >= box0) & (b < box1)
         if b < MW0 // BOX:
-            load_box(h, [row0 + b * BOX, d0], bar, h0_buf.slice(b * BOX, BOX), pred=wanted)
+            load_box(h, [row0 + b * BOX, d0], bar, h0_buf.slice(b * BOX, BOX), pred=b < row_boxes)
         else:
-            load_box(h, [row0 + b * BOX, d0], bar, h1_buf.slice(b * BOX - MW0, BOX), pred=wanted)
+            load_box(h, [row0 + b * BOX, d0], bar, h1_buf.slice(b * BOX - MW0, BOX), pred=b < row_boxes)
 
 
 @gluon.jit
 def producer(
-    w, h, ring, share, num_rows, blocks_d,
+    w, h, ring, share, num_rows, blocks_d, row_blocks,
     BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warp: every k-block of the CTA's tiles into the ring."""
     w_bufs, h0_bufs, h1_bufs, empty, full_bars = ring
     units, ctas, cta, row0 = share
-    full, rounds, whole, steps = split_work(units, ctas, cta, BV, MW0 == MW1)
+    dealt, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, BV)
     row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), (MW0 + MW1) // BOX)
     i = 0
     if BV > 128:
-        for n in range(full):
-            for d in range(blocks_d):
+        for n in range(dealt[1]):
+            tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+            for d in range(d0, d1):
                 s = i % STAGES
                 mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
                 load_stage(
                     w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
-                    (n * ctas + cta) * BV, d * BD, row0, 0, row_boxes, BV // 128, MW0, MW1, BOX,
+                    tile * BV, d * BD, row0, row_boxes, BV // 128, MW0, MW1, BOX,
                 )  # fmt: skip
                 i += 1
-    for j in range(steps):
-        unit, only = unit_of(j, full, rounds, whole, ctas, cta, BV)
-        box0 = 0
-        box1 = row_boxes
-        if only >= 0:
-            box0 = gl.minimum(only * (MW0 // BOX), row_boxes)
-            box1 = gl.minimum((only + 1) * (MW0 // BOX), row_boxes)
+    for j in range(rounds):
+        unit = unit_of(j, dealt, ctas, cta, BV)
         for d in range(blocks_d):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
             load_stage(
                 w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
-                unit * 128, d * BD, row0, box0, box1, 1, MW0, MW1, BOX,
+                unit * 128, d * BD, row0, row_boxes, 1, MW0, MW1, BOX,
             )  # fmt: skip
             i += 1
 
 
 @gluon.jit
 def accumulate(
-    ring, i, blocks_d,
-    WG: gl.constexpr, N: gl.constexpr, MW: gl.constexpr, STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr,
+    ring, i, acc, d0, d1,
+    WG: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr,
 ):  # fmt: skip
-    """H W^T of one tile for this warpgroup's rows, [MW, N] fp32, and the number of the next stage.
+    """acc plus k-blocks d0 .. d1 - 1 of H W^T of one tile for this warpgroup's rows, [MW, N] fp32, and the
+    number of the next stage. What acc holds does not count at d0 = 0.
 
     IN_FLIGHT wgmma groups run on while the next stage is waited for; a stage is handed back that many stages
     late. With 1 the tensor cores never wait for the issue of the next stage; with 0 no stage that has been
@@ -126,11 +152,7 @@ def accumulate(
     """
     w_bufs, _, _, empty, full_bars = ring
     h_bufs = ring[1 + WG]
-    mma: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16]
-    )
-    acc = gl.zeros((MW, N), gl.float32, layout=mma)
-    for d in range(blocks_d):
+    for d in range(d0, d1):
         s = i % STAGES
         mbarrier.wait(full_bars.index(s), (i // STAGES) & 1)
         w_tile = w_bufs.index(s).slice(0, N).permute((1, 0))
@@ -138,21 +160,10 @@ def accumulate(
         acc = warpgroup_mma_wait(num_outstanding=IN_FLIGHT, deps=(acc,))
         if IN_FLIGHT == 0:
             mbarrier.arrive(empty.index(s), count=1)
-        elif d > 0:
+        elif d > d0:
             mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
         i += 1
     if IN_FLIGHT == 1:
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)
     return acc, i
-
-
-@gluon.jit
-def pass_over(ring, i, blocks_d, STAGES: gl.constexpr):
-    """Hand back unread the stages of a tile that is for the other warpgroup's rows."""
-    _, _, _, empty, full_bars = ring
-    for _ in range(blocks_d):
-        mbarrier.wait(full_bars.index(i % STAGES), (i // STAGES) & 1)
-        mbarrier.arrive(empty.index(i % STAGES), count=1)
-        i += 1
-    return i

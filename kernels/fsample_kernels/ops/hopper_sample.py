@@ -33,31 +33,38 @@ class Workspace:
     """State that every launch leaves as it found it. One a stream: two launches at once must not share it.
 
     It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
-    overlap, and a captured graph has its own, whatever streams replay it. The price is 12 bytes a row and
-    stream, held, and in a graph two fills of that size at the head of each replay.
+    overlap, and a captured graph has its own, whatever streams replay it. The price is what it holds a
+    stream, 12 bytes a row and, once a call has parted tiles, 128 KiB an SM, and in a graph three small fills
+    at the head of each replay.
     """
 
     keys: Tensor  # [rows] int64, EMPTY_KEY
     counters: Tensor  # [row blocks] int32, 0
+    flags: Tensor  # [2 SMs] int32, 0
+    sums: Tensor  # [values] fp32, whatever they are
 
     @staticmethod
-    def empty(num_rows: int, device: torch.device) -> Workspace:
+    def empty(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
         keys = torch.full((num_rows,), EMPTY_KEY.value, dtype=torch.int64, device=device)
-        return Workspace(keys, torch.zeros(num_rows, dtype=torch.int32, device=device))
+        counters = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        flags = torch.zeros(2 * sm_count(device), dtype=torch.int32, device=device)
+        return Workspace(keys, counters, flags, torch.empty(num_sums, device=device))
 
 
 _workspaces: dict[tuple[int, int], Workspace] = {}
 
 
-def workspace(num_rows: int, device: torch.device) -> Workspace:
+def workspace(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
     """The workspace of the current stream. A captured graph gets its own, from its memory pool and filled
     inside it."""
     if torch.cuda.is_current_stream_capturing():
-        return Workspace.empty(num_rows, device)
+        return Workspace.empty(num_rows, num_sums, device)
     key = (device.index, torch.cuda.current_stream(device).cuda_stream)
     held = _workspaces.get(key)
-    if held is None or held.keys.shape[0] < num_rows:
-        held = _workspaces[key] = Workspace.empty(max(1024, triton.next_power_of_2(num_rows)), device)
+    if held is None or held.keys.shape[0] < num_rows or held.sums.shape[0] < num_sums:
+        rows = max(1024, triton.next_power_of_2(num_rows))
+        sums = num_sums if held is None else max(num_sums, held.sums.shape[0])
+        held = _workspaces[key] = Workspace.empty(rows, sums, device)
     return held
 
 
@@ -158,14 +165,19 @@ def _run(
 
     with arguments.on_device(device):
         sparse_rows, sparse_ids, sparse_values, starts, spoiled = arguments.sparse_tables(
-            problem, 128, units, 0
+            problem,
+            128,
+            units + units % 2,
+            0,  # a tile of two units may end past the last
         )
         logits = empty(B, V) if problem.store_logits else None
         rows = arguments.row_arguments(problem)
-        launch = ids = state = None
+        wide = config.bv > 128
+        parted = wide and row_blocks > 1  # or may be, see `split_work`
+        state = workspace(B, ctas * row_blocks * config.rows * config.bv if parted else 0, device)
+        launch = ids = None
         if in_one_launch:
             ids = empty(B, 1, dtype=torch.int64) if keys is None else keys
-            state = workspace(B, device)
         else:
             launch = arguments.Launch(
                 slots, rows, empty(K, B, slots), empty(K, B, slots, dtype=torch.int32),
@@ -174,8 +186,9 @@ def _run(
             )  # fmt: skip
         ready(hopper_kernel)[(ctas * row_blocks,)](
             w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
-            keys_ptr=state.keys if state else None, counters_ptr=state.counters if state else None,
-            ids_ptr=ids, link_ptr=link,
+            keys_ptr=state.keys if in_one_launch else None,
+            counters_ptr=state.counters if in_one_launch else None, ids_ptr=ids,
+            sums_ptr=state.sums if wide else None, flags_ptr=state.flags if wide else None, link_ptr=link,
             num_rows=B, num_columns=V, num_samples=K, size_d=weight.shape[1], units=units, num_slots=slots,
             first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,
             scale=host_scale(problem.temperature),
