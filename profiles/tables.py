@@ -24,8 +24,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fsample_cli.exactness import tails
 from fsample_cli.exactness.summary import condense
-from fsample_cli.records import BenchResult, Record
+from fsample_cli.records import BenchResult, Record, VerifyResult
 from fsample_cli.reporters import render
 from fsample_cli.reporters.columns import microseconds, ratio, sampler
 from fsample_cli.reporters.verify_matrix import verify_matrix
@@ -104,7 +105,8 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     if not found:
         return ""
     commit = _commit(next(iter(found.values())))
-    found = {file: record for file, record in sorted(found.items()) if _commit(record) == commit}
+    ours_first = sorted(found.items(), key=lambda item: (not _has_ours(item[1]), item[0]))
+    found = {file: record for file, record in ours_first if _commit(record) == commit}
     results = [result for record in found.values() for result in record.results]
     head, *body = verify_matrix(results)
     rows = [head, ["---"] * len(head), *body]
@@ -116,22 +118,49 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
         f"- {sampler(result)}, {result.test}: {result.case}" + (f" ({result.note})" if result.note else "")
         for result in failed
     ]
-    draws: dict[str, int] = {}
-    for result in results:  # every statistic of one set of draws counts them once
-        if result.test == "tails" or result.case.endswith("chi-squared") or result.test == "zero-mass":
-            draws[sampler(result)] = draws.get(sampler(result), 0) + result.draws
-    settings = next(iter(found.values())).settings
     machine = next(iter(found.values())).environment
     assert machine is not None
-    links = ", ".join(f"[record]({file.relative_to(page.parent)})" for file in found)
+    runs = "; ".join(
+        f"[{file.stem.rpartition(word)[2].strip('-') or 'record'}]({file.relative_to(page.parent)}): "
+        + _drawn(record)
+        for file, record in found.items()
+    )
     lines += [
         "",
-        f"– not applicable. Level {settings.get('level')}, alpha {settings.get('alpha')} a run, at most "
-        f"{max(draws.values(), default=0):,} draws a sampler in goodness, tails and zero-mass; "
-        f"{machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}; "
-        f"commit {machine.short_commit or 'unknown'}; {links}.",
+        f"– not applicable. {machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}; "
+        f"commit {machine.short_commit or 'unknown'}. Each run is judged by itself. {runs}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _has_ours(record: Record) -> bool:
+    return any(isinstance(result, VerifyResult) and result.sampler == "fused" for result in record.results)
+
+
+def _drawn(record: Record) -> str:
+    """How much one run of an audit drew of a sampler, and the gap up to which it would miss a whole tail."""
+    draws: dict[str, int] = {}
+    gaps: dict[str, float] = {}
+    for result in record.results:
+        assert isinstance(result, VerifyResult)
+        name = sampler(result)
+        # every statistic of one set of draws counts them once
+        if result.test in ("tails", "zero-mass") or result.case.endswith("chi-squared"):
+            draws[name] = draws.get(name, 0) + result.draws
+        if result.test == "tails" and result.note.endswith((tails.REACHED, tails.MISSING_SHOWS)):
+            gaps[name] = max(gaps.get(name, 0.0), float(result.case.split()[1]))
+    settings = record.settings
+    parts = [
+        f"level {settings.get('level')}, alpha {settings.get('alpha')}",
+        f"at most {max(draws.values(), default=0):,} draws a sampler in goodness, tails and zero-mass",
+    ]
+    if gaps:
+        parts.append(f"a tail that is missing shows up to gap {min(gaps.values()):g}")
+    if "seconds" in settings:
+        parts.append(f"{settings['seconds']:,.0f} s")
+    if "unfinished" in settings:
+        parts.append(f"unfinished: {settings['unfinished']}")
+    return ", ".join(parts)
 
 
 def output(record: Record) -> str:

@@ -13,6 +13,10 @@ from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import Subject
 
 TEST = "tails"
+# What ended the growth of the draws, and what they can show; the last words of a result's note.
+REACHED = "expectation reached"
+MISSING_SHOWS = "budget ended: a missing tail shows"
+EXCESS_SHOWS = "budget ended: only an excess shows"
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -46,7 +50,7 @@ def planned_draws(plan: Plan, mass: float) -> tuple[int, str]:
     enough = math.ceil(plan.tail_expected / mass)
     affordable = max(plan.tail_logits // plan.tail_vocab, 20)
     if enough <= affordable:
-        return enough, "expectation reached"
+        return enough, REACHED
     if smallest_deficit(affordable, mass, plan.alpha / 500, 0.8) is not None:
-        return affordable, "budget ended: a missing tail shows"
-    return affordable // 20, "budget ended: only an excess shows"
+        return affordable, MISSING_SHOWS
+    return affordable // 20, EXCESS_SHOWS

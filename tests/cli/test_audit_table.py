@@ -13,7 +13,7 @@ import pytest
 from fsample_cli.records import Record
 from tests.cli.conftest import Fsample
 
-ARGUMENTS = ("verify", "--test", "rows,zero-mass,range,noise", "--draws", 2000, "--device", "cpu", "-q")
+ARGUMENTS = ("verify", "--test", "rows,tails,range,noise", "--draws", 2000, "--device", "cpu", "-q")
 
 
 @pytest.fixture
@@ -35,17 +35,30 @@ def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType,
         records[file] = Record.from_dict(json.loads(file.read_text()))
     text = tables.audit(records, "h200", "verify-all", page=tmp_path / "README.md")
     lines = text.splitlines()
-    assert lines[0] == "| sampler | rows | zero-mass | range | noise |"
+    assert lines[0] == "| sampler | rows | tails | range | noise |"
     assert lines[2:7] == [
+        "| fused:grouped | pass | pass | pass | pass |",
+        "| fused:element:exact | pass | pass | pass | pass |",
         "| multinomial-eager | pass | pass | pass | – |",
         "| fi2 | – | – | – | – |",
         "| tests.cli.perfect:past_the_end | **fail** | **fail** | **fail** | – |",
-        "| fused:grouped | pass | pass | pass | pass |",
-        "| fused:element:exact | pass | pass | pass | pass |",
     ]
     failures = [line for line in lines if line.startswith("- ")]
     assert len(failures) == 3 and "tests.cli.perfect:past_the_end, range" in failures[-1]
-    assert "ids outside" in failures[-1] and "-verify-all-ours.json" in lines[-1]
+    assert "ids outside" in failures[-1]
+    for name in runs:  # each run says how much it drew, what that shows, and how long it took
+        said = (
+            lines[-1].split(f"[{name}](h200/2026-01-31-abc1234-verify-all-{name}.json): ")[1].split("; ")[0]
+        )
+        assert said.startswith("level quick, alpha 0.01, at most ")
+        assert "a tail that is missing shows up to gap 13, " in said and said.rstrip(".").endswith(" s")
+    file, record = next(iter(records.items()))
+    stopped = replace(
+        record, settings={**record.settings, "unfinished": "stopped by SIGTERM during x: tails"}
+    )
+    assert "unfinished: stopped by SIGTERM" in tables.audit(
+        {file: stopped}, "h200", "verify-all", page=folder
+    )
     place = tables.PLACE.search("<!-- audit h200 verify-all -->\nold\n<!-- end -->")
     filled = tables.fill(place, records, tmp_path / "README.md")
     assert filled == f"<!-- audit h200 verify-all -->\n\n{text}\n<!-- end -->"
