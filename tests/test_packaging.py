@@ -174,3 +174,25 @@ def test_commands_that_need_no_gpu_run_without_triton(installed: Path, tmp_path:
                 assert exit.code == 0, arguments"""
     shown = python(code, installed, cwd=tmp_path)
     assert "qwen3-8b" in shown and "no GPU" in shown and "1+2B/D" in shown
+
+
+def test_set_up_goes_on_where_the_index_has_torch_for_cuda_alone(tmp_path: Path) -> None:
+    """That build insists on a triton of its own, and pip finds no way to keep constraints-cpu.txt."""
+    for name, lines in (
+        ("python", 'echo "$*" >>"$VENV/asked"\ncase "$*" in *constraints-cpu*) exit 1 ;; esac'),
+        ("nvidia-smi", "exit 1"),
+    ):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    env = {**os.environ, "VENV": str(tmp_path), "PATH": path}
+    done = subprocess.run([ROOT / ".ci/setup", "dev"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = [line for line in (tmp_path / "asked").read_text().splitlines() if "install" in line]
+    assert (
+        "--constraint constraints-cpu.txt" in first and f"--constraint {tmp_path}/constraints.txt" in second
+    )
+    assert first.endswith("--editable .[dev]") and second.endswith("--editable .[dev]")
+    assert (tmp_path / "constraints.txt").read_text().startswith("torch==") and "once more" in done.stderr
+    assert "triton" not in (tmp_path / "constraints.txt").read_text()
