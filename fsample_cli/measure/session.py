@@ -81,6 +81,7 @@ def run(
         "roofline_flop_per_s": rate,
         **(across(team, device) if team.size > 1 else {}),
         "samplers": outcome.descriptions,
+        "logits_in_memory": outcome.logits,
         "problems": list(outcome.problems),
     }
     return Session(found, outcome, described)

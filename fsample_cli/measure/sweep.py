@@ -42,6 +42,7 @@ class Contender:
 class Outcome:
     results: tuple[BenchResult, ...]
     descriptions: dict[str, str]  # sampler -> exact call
+    logits: dict[str, str]  # sampler -> dtype in which its logits reach memory; without those whose never do
     problems: tuple[str, ...]  # gate failures, compilations inside a timed section: do not trust the run
     compiled: str = ""  # what was compiled before it began, in words
     stopped: str = ""  # the signal that ended the run early, if one did; batches that had ended are kept
@@ -96,7 +97,8 @@ def sweep(
         results += rows
         problems += found
     descriptions = {c.asked: c.sampler.description for c in contenders}
-    return Outcome(tuple(results), descriptions, tuple(problems), compiled, stopped)
+    logits = {c.asked: c.sampler.logits_dtype for c in contenders if c.sampler.logits_dtype is not None}
+    return Outcome(tuple(results), descriptions, logits, tuple(problems), compiled, stopped)
 
 
 def _admit(

@@ -57,6 +57,9 @@ def test_a_sweep_end_to_end(fsample: Fsample) -> None:
     assert rows["fused", 1].implementation == "reference" and rows["fused", 1].algorithm == "grouped"
     assert record.settings["timer"] == "wall" and "cold cache" in str(record.settings["cache"])
     assert "torch.multinomial(" in str(record.settings["samplers"])
+    stored = record.settings["logits_in_memory"]
+    assert isinstance(stored, dict) and stored["multinomial-eager"] == "float32"
+    assert "fused:grouped" not in stored and "fused" not in stored  # its logits never reach memory
     assert "fsample: checking fused" in done.err  # progress is on stderr
 
 

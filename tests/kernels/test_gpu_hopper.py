@@ -139,6 +139,20 @@ def test_store_logits_changes_no_id() -> None:
     assert stored.logits is not None and stored.logits.isfinite().all()
 
 
+@pytest.mark.usefixtures("poisoned_empty")
+@pytest.mark.parametrize("B", [1, 20, 200])
+def test_nothing_is_read_that_no_program_wrote(B: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every buffer of a call holds NaN or -99999 beforehand: a slot without a store would show, or win."""
+    from fsample_kernels.ops import hopper_sample
+
+    monkeypatch.setattr(hopper_sample, "_workspaces", {})  # the sums of parted tiles are empty memory, too
+    hidden, weight = inputs(B, 50257, 128)
+    check(hidden, weight)
+    full = check(hidden, weight, num_samples=2, want_logprob=True, want_lse=True, store_logits=True)
+    for values in (full.logprob, full.lse, full.logits):
+        assert values is not None and values.isfinite().all()
+
+
 def test_bad_rows_disturb_no_other() -> None:
     hidden, weight = inputs(70, 5000, 256)
     want = sample(hidden, weight, seed=1, implementation="hopper").ids
