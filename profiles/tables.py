@@ -26,10 +26,11 @@ from pathlib import Path
 
 from fsample_cli.exactness import tails
 from fsample_cli.exactness.summary import condense
-from fsample_cli.records import BenchResult, Record, VerifyResult
+from fsample_cli.records import Record
 from fsample_cli.reporters import render
 from fsample_cli.reporters.columns import microseconds, ratio, sampler
 from fsample_cli.reporters.verify_matrix import verify_matrix
+from fsample_cli.results import BenchResult, VerifyResult
 
 PROFILES = Path(__file__).resolve().parent
 PAGES = (PROFILES.parent / "README.md", PROFILES / "README.md")

@@ -20,8 +20,9 @@ from fsample_cli.options import (
     command_line,
     note,
 )
-from fsample_cli.records import CompareResult, Record, without_folders
+from fsample_cli.records import Record, without_folders
 from fsample_cli.reporters import write_report
+from fsample_cli.results import CompareResult
 
 if TYPE_CHECKING:
     import numpy

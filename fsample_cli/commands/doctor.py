@@ -20,8 +20,9 @@ from fsample_cli.options import (
     command_line,
     note,
 )
-from fsample_cli.records import DoctorResult, Record
+from fsample_cli.records import Record
 from fsample_cli.reporters import write_report
+from fsample_cli.results import DoctorResult
 
 if TYPE_CHECKING:
     import torch

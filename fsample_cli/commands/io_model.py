@@ -37,8 +37,9 @@ from fsample_cli.options import (
     resolve_device,
 )
 from fsample_cli.progress import progress_bar
-from fsample_cli.records import BenchResult, IoModelResult, Json, Record, TpModelResult
+from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
+from fsample_cli.results import BenchResult, IoModelResult, TpModelResult
 from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS, Workload
 

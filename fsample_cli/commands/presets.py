@@ -8,8 +8,9 @@ import typer
 
 from fsample_cli.hardware import GPUS, ceilings
 from fsample_cli.options import ForceOption, FormatOption, OutputOption, check_output, command_line
-from fsample_cli.records import HardwareResult, PresetResult, Record
+from fsample_cli.records import Record
 from fsample_cli.reporters import write_report
+from fsample_cli.results import HardwareResult, PresetResult
 from fsample_cli.workloads import PRESETS
 
 

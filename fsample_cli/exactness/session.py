@@ -21,7 +21,7 @@ from fsample_cli.exactness.result import TestResult, timed
 from fsample_cli.exactness.subject import BadIds, Subject
 from fsample_cli.interrupts import name_of
 from fsample_cli.measure import inputs
-from fsample_cli.records import VerifyResult
+from fsample_cli.results import VerifyResult
 from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
 from fsample_cli.workloads import Workload
 

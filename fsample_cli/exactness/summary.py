@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fsample_cli.records import VerifyResult
+from fsample_cli.results import VerifyResult
 
 SHOWN_WHOLE = "rows"
 

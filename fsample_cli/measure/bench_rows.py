@@ -9,7 +9,7 @@ from fsample_cli.measure.clocks import ClockReading
 from fsample_cli.measure.settings import Settings
 from fsample_cli.measure.timing import quantiles
 from fsample_cli.measure.traffic import floor, traffic
-from fsample_cli.records import BenchResult
+from fsample_cli.results import BenchResult
 from fsample_cli.samplers.protocol import Sampler
 from fsample_cli.workloads import Workload
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fsample_cli import __version__
-from fsample_cli.records import Environment
+from fsample_cli.results import Environment
 
 ROOT = Path(__file__).resolve().parents[2]  # of the source tree; site-packages when installed
 SECONDS = 20  # a driver that does not answer must not hold up a run for ever

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fsample_cli.hardware import find_gpu
 from fsample_cli.measure import cupti
-from fsample_cli.records import DoctorResult, Environment
+from fsample_cli.results import DoctorResult, Environment
 from fsample_kernels import tables
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from fsample_cli.measure.nvtx_ranges import PREPARE, WARM_UP, parse_range
-from fsample_cli.records import TraceResult
+from fsample_cli.results import TraceResult
 
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 SMALL_SHARE = 0.01  # of the sampler's time: names below it share one row a stage

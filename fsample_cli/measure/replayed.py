@@ -16,7 +16,7 @@ from torch import Tensor
 from fsample_cli import checkpoint
 from fsample_cli.errors import InputError, UsageError
 from fsample_cli.measure import inputs
-from fsample_cli.records import ReplayResult
+from fsample_cli.results import ReplayResult
 from fsample_cli.workloads import Workload
 from fsample_kernels.oracle import Oracle
 from fsample_kernels.testing import Mismatch, explain, logit_error, runner_up

@@ -16,7 +16,8 @@ from fsample_cli.measure.settings import Progress, Settings
 from fsample_cli.measure.sweep import Outcome, sweep
 from fsample_cli.measure.team import SOLO, Solo, same_counts
 from fsample_cli.measure.timing import choose_timer, make_stopwatch
-from fsample_cli.records import Environment, Json
+from fsample_cli.records import Json
+from fsample_cli.results import Environment
 from fsample_cli.samplers.protocol import Sampler, Transform
 from fsample_cli.workloads import Workload
 

@@ -18,7 +18,7 @@ from fsample_cli.measure.inputs import load_weight, make_hidden
 from fsample_cli.measure.settings import Progress, Settings
 from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.measure.timing import Call, Stopwatch, quantiles, time_interleaved
-from fsample_cli.records import BenchResult
+from fsample_cli.results import BenchResult
 from fsample_cli.samplers.protocol import (
     HeldToAnother,
     Sampler,

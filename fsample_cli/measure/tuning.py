@@ -18,8 +18,9 @@ from fsample_cli.measure.inputs import TORCH_DTYPES
 from fsample_cli.measure.settings import Progress, Settings
 from fsample_cli.measure.sweep import sweep
 from fsample_cli.measure.timing import choose_timer, make_stopwatch
-from fsample_cli.records import BenchResult, Json, Record
+from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_file
+from fsample_cli.results import BenchResult
 from fsample_cli.samplers.candidate import BUILT_IN, Candidate, choices
 from fsample_cli.workloads import Workload
 from fsample_kernels import tables

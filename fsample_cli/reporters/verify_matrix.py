@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fsample_cli.records import VerifyResult
 from fsample_cli.reporters.columns import sampler
+from fsample_cli.results import VerifyResult
 
 WORDS = {"pass": "pass", "fail": "**fail**", "skipped": "–"}
 ORDER = ("skipped", "pass", "fail")

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from fsample_cli.commands.compare import compare_records, median_interval, ratio_interval
-from fsample_cli.records import BenchResult, Environment, Record
+from fsample_cli.records import Record
 from fsample_cli.reporters import render
+from fsample_cli.results import BenchResult, Environment
 from fsample_cli.workloads import PRESETS
 
 Fsample = Callable[..., Any]

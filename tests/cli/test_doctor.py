@@ -14,7 +14,8 @@ import pytest
 
 from fsample_cli import samplers
 from fsample_cli.measure import environment, findings
-from fsample_cli.records import Environment, Record
+from fsample_cli.records import Record
+from fsample_cli.results import Environment
 
 Fsample = Callable[..., Any]
 

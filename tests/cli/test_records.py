@@ -11,16 +11,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from fsample_cli.errors import InputError
-from fsample_cli.records import (
-    BenchResult,
-    DoctorResult,
-    Environment,
-    IoModelResult,
-    Record,
-    VerifyResult,
-    without_folders,
-)
+from fsample_cli.records import Record, without_folders
 from fsample_cli.reporters import render
+from fsample_cli.results import BenchResult, DoctorResult, Environment, IoModelResult, VerifyResult
 from fsample_cli.workloads import PRESETS, Workload
 
 ROW = BenchResult(

@@ -16,19 +16,19 @@ import pandas
 import pytest
 
 from fsample_cli.errors import InputError, OutputClosed
-from fsample_cli.records import (
+from fsample_cli.records import Record
+from fsample_cli.reporters import Target, render, write_report, write_stdout
+from fsample_cli.reporters.columns import COLUMNS
+from fsample_cli.results import (
     BenchResult,
     CompareResult,
     DoctorResult,
     Environment,
     IoModelResult,
-    Record,
     ReplayResult,
     TraceResult,
     VerifyResult,
 )
-from fsample_cli.reporters import Target, render, write_report, write_stdout
-from fsample_cli.reporters.columns import COLUMNS
 from fsample_cli.workloads import PRESETS
 
 Shell = Callable[..., Any]
