@@ -41,9 +41,9 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     results = [_agreements(case, _lag(down, right), *shifted(grid, down, right)) for down, right in LAGS]
     results.append(_agreements(case, "seed+1", grid, after))
     results.append(_agreements(case, "seed+1 row-1", grid[:, 1:], after[:, :-1]))
-    results.append(_pairs(case, "pairs: rows", grid[:, 0::2], grid[:, 1::2]))
-    results.append(_pairs(case, "pairs: steps", grid[0::2], grid[1::2]))
-    results.append(_pairs(case, "pairs: seeds", grid, after))
+    results.append(pairs(case, "pairs: rows", grid[:, 0::2], grid[:, 1::2]))
+    results.append(pairs(case, "pairs: steps", grid[0::2], grid[1::2]))
+    results.append(pairs(case, "pairs: seeds", grid, after))
     if subject.library is not None:
         hidden, weight = flat.tensors(rows, plan.device, plan.dtype)
         calls = [
@@ -56,7 +56,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         first, second = samples[..., :-1], samples[..., 1:]
         results.append(_agreements(case, "sample+1", first, second))
         results.append(_agreements(case, "sample+1 row-1", first[:, 1:], second[:, :-1]))
-        results.append(_pairs(case, "pairs: samples", samples[..., 0::2], samples[..., 1::2]))
+        results.append(pairs(case, "pairs: samples", samples[..., 0::2], samples[..., 1::2]))
         grids += [samples[..., k] for k in range(SAMPLES)]
     return [*results, _repeats(case, grids, 1), _repeats(case, grids, 0)]
 
@@ -78,15 +78,13 @@ def _agreements(case: Case, what: str, first: Tensor, second: Tensor) -> TestRes
     return case.events(f"equal: {what}", same, first.numel(), 1 / VOCAB, "share of equal draws")
 
 
-def _pairs(case: Case, what: str, first: Tensor, second: Tensor) -> TestResult:
-    """Chi-squared over 8 x 8 cells of disjoint pairs, by place in the vocabulary (a tile, a group) of each
-    id.
-    """
+def pairs(case: Case, what: str, first: Tensor, second: Tensor, width: int = VOCAB) -> TestResult:
+    """Chi-squared over 8 x 8 cells of disjoint pairs, by the eighth of [0, width) that each id lies in."""
     count = min(first.shape[0], second.shape[0])
     left, right = first[:count], second[:count, : first.shape[1]]
     left = left[:, : right.shape[1]]
-    place = VOCAB // COARSE
-    inside = (left >= 0) & (left < VOCAB) & (right >= 0) & (right < VOCAB)
+    place = width // COARSE
+    inside = (left >= 0) & (left < width) & (right >= 0) & (right < width)
     cell = (left[inside] // place) * COARSE + right[inside] // place
     counts = torch.bincount(cell, minlength=COARSE**2).cpu().numpy()
     fit = chi_squared(counts, np.full(COARSE**2, COARSE**-2.0))
@@ -102,10 +100,10 @@ def _repeats(case: Case, grids: list[Tensor], along: int) -> TestResult:
     words = torch.cat([_windows(grid if along else grid.T).reshape(-1) for grid in grids])
     ordered = torch.sort(words).values
     repeats = int((ordered[1:] == ordered[:-1]).sum())
-    pairs = len(words) * (len(words) - 1) / 2
+    chances = len(words) * (len(words) - 1) / 2
     what = "rows" if along else "steps"
     return case.at_most(
-        f"repeats: {what}", repeats, len(words), pairs * float(VOCAB) ** -WINDOW, "repeated mass"
+        f"repeats: {what}", repeats, len(words), chances * float(VOCAB) ** -WINDOW, "repeated mass"
     )
 
 

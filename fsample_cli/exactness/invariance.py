@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fsample_cli.exactness import forms, oracle, targets
+from fsample_cli.exactness.draws import Histogram
+from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
 from fsample_cli.exactness.result import TestResult
@@ -25,7 +27,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     checks: dict[str, Callable[[_Setting], int]] = {
         "same call twice": _twice,
         "row order": _row_order,
-        "batch size": _batch_size,
+        "batch size, and with it the tile": _batch_size,
         "masked and greedy neighbours": _neighbours,
         "4 samples of 4 and of 9": _samples,
         "seed and position on the device": _on_device,
@@ -36,6 +38,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         case = Case(TEST, subject, name)
         wrong = check(setting)
         results.append(case.rule("", wrong > 0, ROWS, f"{wrong} tokens differ", "share of wrong tokens"))
+    results.append(_samples_and_calls(subject, subject.library, plan))
     if subject.reference is not None:
         results.append(_implementation(subject, subject.reference, setting))
     if plan.device == "cuda":
@@ -115,6 +118,23 @@ def _neighbours(s: _Setting) -> int:
 def _samples(s: _Setting) -> int:
     four, nine = s.draw(s.library, 4), s.draw(s.library, 9)
     return _differ(four, nine[:, :4]) + _differ(four[:, :1], s.plain)
+
+
+def _samples_and_calls(subject: Subject, library: Library, plan: Plan) -> TestResult:
+    """Four samples of a call are draws like those of four calls: their counts against the same target."""
+    target = targets.skewed(512, plan.seed)
+    case = Case(TEST, subject, f"4 samples a call, {target.name} V={target.vocab}")
+    rows = plan.rows(target.vocab, plan.pair_draws // 4)
+    hidden, weight = target.tensors(rows, plan.device, plan.dtype)
+    histogram = Histogram(target.vocab, 1, plan.device)
+    seed = plan.case_seed(case.name)
+    for position in range(-(-plan.pair_draws // (4 * rows))):
+        ids = forms.by_row(library, hidden, weight, seed=seed, position=position, num_samples=4).ids
+        histogram.add(ids.flatten())
+    drawn = histogram.result()
+    if drawn.out_of_range:
+        return case.rule("range", True, drawn.draws, drawn.complaint)
+    return case.fit("", chi_squared(drawn.counts[0], target.probabilities), drawn.draws)
 
 
 def _on_device(s: _Setting) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fsample_cli.exactness import forms, targets
+from fsample_cli.exactness import forms, independence, targets
 from fsample_cli.exactness.draws import Histogram
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.outcomes import Case
@@ -19,13 +19,16 @@ VOCAB = 512
 SHARE = 8  # of the draws of the pair tests, for each of 14 shards costs a draw
 # shard starts: even; inside groups of 32; a shard of one token; with an empty rank
 SPLITS = ((0, 256, VOCAB), (0, 100, 400, VOCAB), (0, 511, VOCAB), (0, 128, 128, 384, VOCAB))
+PAIRED = {"ranks": 256, "tiles": 128}  # ids of each of two neighbours
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
     """Each rank draws from its shard (the head with the other shards masked, so ids and noise are global)."""
     assert subject.library is not None
     results = [_split(subject, subject.library, starts, plan) for starts in SPLITS]
-    return [*results, _independent(subject, subject.library, plan)]
+    for what, width in PAIRED.items():
+        results += _independent(subject, subject.library, what, width, plan)
+    return results
 
 
 def _split(subject: Subject, library: Library, starts: tuple[int, ...], plan: Plan) -> TestResult:
@@ -62,16 +65,21 @@ def _rank(
     return result.ids, result.lse
 
 
-def _independent(subject: Subject, library: Library, plan: Plan) -> TestResult:
-    """Two ranks with flat shards of 256: the places inside them agree with probability 1/256."""
-    case = Case(TEST, subject, "equal: ranks")
+def _independent(subject: Subject, library: Library, what: str, width: int, plan: Plan) -> list[TestResult]:
+    """Neighbours [0, width) and [width, 2 width), flat: the places of their draws agree with probability
+    1 / width, and pair up as independent ones do.
+    """
+    case = Case(TEST, subject, "")
     rows = plan.rows(VOCAB, plan.pair_draws // SHARE)
     hidden, weight = targets.flat(VOCAB).tensors(rows, plan.device, plan.dtype)
-    shards = [shard_mask(first, first + 256, rows, plan.device) for first in (0, 256)]
-    seed, calls = plan.case_seed(case.name), -(-plan.pair_draws // SHARE // rows)
-    same = torch.zeros((), dtype=torch.int64, device=plan.device)
-    for position in range(calls):
-        left, _ = _rank(library, hidden, weight, shards[0], seed, position)
-        right, _ = _rank(library, hidden, weight, shards[1], seed, position)
-        same += (left + 256 == right).sum()
-    return case.events("", int(same), calls * rows, 1 / 256, "share of equal draws")
+    shards = [shard_mask(first, first + width, rows, plan.device) for first in (0, width)]
+    seed, calls = plan.case_seed(f"{TEST} {what}"), -(-plan.pair_draws // SHARE // rows)
+    left, right = (
+        torch.cat([_rank(library, hidden, weight, shard, seed, position)[0] for position in range(calls)])
+        for shard in shards
+    )
+    same = int((left + width == right).sum())
+    return [
+        case.events(f"equal: {what}", same, left.numel(), 1 / width, "share of equal draws"),
+        independence.pairs(case, f"pairs: {what}", left, right - width, width),
+    ]

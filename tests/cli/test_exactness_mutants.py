@@ -135,10 +135,25 @@ def test_ranks_that_share_noise_or_merge_wrongly_are_seen(monkeypatch: pytest.Mo
         return result._replace(ids=result.ids + first)
 
     shared = battery.judge(ranks.run(subject("grouped", local), plan), 0.01)
-    assert "equal: ranks" in [r.case for r in shared if r.verdict == "fail"]
+    seen = {r.case for r in shared if r.verdict == "fail"}
+    assert {f"{kind}: {what}" for kind in ("equal", "pairs") for what in ("ranks", "tiles")} <= seen
     monkeypatch.setattr(merge, "merge_log_mass", heaviest)
     wrong = battery.judge(ranks.run(subject("grouped", ours("grouped")), plan), 0.01)
     assert sum(r.verdict == "fail" for r in wrong) >= 2
+
+
+def test_invariance_sees_samples_that_are_no_draws_of_a_call() -> None:
+    """Samples after the first from a flat distribution: the first, which other checks compare, is right."""
+
+    def flat_after_one(*args: Tensor, num_samples: int = 1, **options: Any) -> SampleResult:
+        result = ours("grouped")(*args, num_samples=num_samples, **options)
+        ids = result.ids.clone()
+        ids[:, 1:] = torch.randint(args[1].shape[0], ids[:, 1:].shape)
+        return result._replace(ids=ids)
+
+    plan = make_plan("quick", "cpu", torch.float32, 1, 0.01)
+    judged = battery.judge(invariance.run(subject("grouped", flat_after_one), plan), 0.01)
+    assert "4 samples a call, skewed V=512" in {r.case for r in judged if r.verdict == "fail"}
 
 
 def test_pathwise_sees_noise_of_another_algorithm() -> None:
