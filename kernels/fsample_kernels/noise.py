@@ -152,13 +152,23 @@ def exponential(u: Tensor) -> Tensor:
     noise, -ln E, ends at 33 ln 2 = 22.87 with `uniform32` (smallest E 2**-33) and at 65 ln 2 = 45.05 with
     `uniform64`.
     """
+    return exponential_(u.clone())
+
+
+def exponential_(u: Tensor) -> Tensor:
+    """`exponential` in the memory of u."""
     top = 1.0 - 2.0**-24 if u.dtype == torch.float32 else 1.0 - 2.0**-53
-    return u.clamp(max=top).neg_().log1p_().neg_()
+    return u.clamp_(max=top).neg_().log1p_().neg_()
 
 
 def log_mass_score(log2_mass: Tensor, exponential: Tensor) -> Tensor:
     """log2(mass / E): the score of a Gumbel-max draw in base 2; -inf without mass."""
     return log2_mass - exponential.log2()
+
+
+def log_mass_score_(log2_mass: Tensor, exponential: Tensor) -> Tensor:
+    """`log_mass_score` in the memory of `exponential`, to whose shape log2_mass is broadcast."""
+    return torch.sub(log2_mass, exponential.log2_(), out=exponential)
 
 
 def group_of(ids: Tensor) -> Tensor:

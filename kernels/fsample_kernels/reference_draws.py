@@ -67,6 +67,18 @@ class Draws(ABC):
             yield slice(start, min(start + step, self.samples.shape[0]))
 
 
+def best_of(score: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of score [C, ...] over C, a multiple of 128, and where it first is; as `score.max(0)`.
+
+    torch looks for places many times slower than for values: values of runs of 128 first, then places in the
+    one run that won. A NaN wins, as in torch.
+    """
+    runs = score.unflatten(0, (-1, BLOCK))
+    best, run = runs.amax(1).max(0)
+    inside = runs.gather(0, run[None, None].expand(1, BLOCK, *run.shape))[0]  # [128, ...]
+    return best, run * BLOCK + inside.max(0).indices
+
+
 class ElementDraws(Draws):
     """Algorithm 1: one Gumbel a token, the best score wins."""
 
@@ -74,9 +86,12 @@ class ElementDraws(Draws):
         units = chunk.first // 4 + torch.arange(chunk.x.shape[0] // 4, device=chunk.x.device)[:, None, None]
         for part in self._parts(chunk.x.numel()):
             words = self.streams.words(units, self.samples[part], noise.ELEMENT)  # four of [C/4, k, B]
-            u = torch.stack([noise.uniform32(word) for word in words], dim=1).flatten(0, 1)  # [C, k, B]
-            # [k, B], lowest id on a tie
-            best, at = noise.log_mass_score(chunk.x[:, None], noise.exponential(u)).max(0)
+            # [C, k, B]; one sample finds room in the chunk: on a CPU fresh memory costs more than a logarithm
+            one = len(words[0][0]) == 1
+            u = chunk.work[:, None] if one else chunk.x.new_empty(len(chunk.x), *words[0].shape[1:])
+            for lane, word in enumerate(words):
+                u[lane::4] = noise.uniform32(word)
+            best, at = best_of(noise.log_mass_score_(chunk.x[:, None], noise.exponential_(u)))
             replace = best > self.best[part]
             self.best[part] = torch.where(replace, best, self.best[part])
             self.ids[part] = torch.where(replace, at + chunk.first, self.ids[part])
@@ -107,7 +122,7 @@ class GroupDraws(Draws):
         for part in self._parts(max(mass.numel(), BLOCK * mass.shape[2])):
             domain = noise.group_domain(units, self.first_id)
             _, _, r2, r3 = self.streams.words(units, self.samples[part], domain)  # [G, k, B]
-            score = noise.log_mass_score(mass, noise.exponential(noise.uniform64(r2, r3)))
+            score = noise.log_mass_score_(mass, noise.exponential_(noise.uniform64(r2, r3)))
             best, group = score.max(0)  # [k, B]
             replace = self._replace(chunk, best, part)
             # A GPU is not asked whether anything changed: the host would wait for the answer.
