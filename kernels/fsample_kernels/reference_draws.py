@@ -73,7 +73,7 @@ def best_of(score: Tensor) -> tuple[Tensor, Tensor]:
     torch looks for places many times slower than for values: values of runs of 128 first, then places in the
     one run that won. A NaN wins, as in torch.
     """
-    runs = score.unflatten(0, (-1, BLOCK))
+    runs = score.unflatten(0, (-1, BLOCK))  # type: ignore[no-untyped-call]
     best, run = runs.amax(1).max(0)
     inside = runs.gather(0, run[None, None].expand(1, BLOCK, *run.shape))[0]  # [128, ...]
     return best, run * BLOCK + inside.max(0).indices
