@@ -105,6 +105,10 @@ class Code:
     def shapes(self) -> set[str]:
         return {name.split(".")[1] for name in self.opcodes if name.startswith("HGMMA")}
 
+    def pairs(self, kind: str) -> int:
+        """Loads (LDG) or stores (STG) of 8 bytes."""
+        return sum(n for name, n in self.opcodes.items() if name.startswith(f"{kind}.E.64"))
+
     @property
     def system_stores(self) -> int:
         """Stores that other devices see at once."""
@@ -157,9 +161,11 @@ class Launch:
                 if name not in hopper_kernel.ANY_ALIGNMENT:
                     aligned.append(index)
             else:
-                # a number that is not annotated would make a variant for 1 and for multiples of 16
-                assert parameter.annotation_type and (parameter.do_not_specialize or isinstance(value, float))
+                # a number that is not annotated would make a variant for 1
+                assert parameter.annotation_type
                 signature[name] = parameter.annotation_type
+                if isinstance(value, int) and not parameter.do_not_specialize and value % 16 == 0:
+                    aligned.append(index)
         num_warps, maxnreg = values.pop("num_warps"), values.pop("maxnreg")
         assert values == {} and isinstance(num_warps, int) and isinstance(maxnreg, int)
         return Job(label, signature, constants, tuple(aligned), num_warps, maxnreg)
@@ -351,16 +357,16 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecut
 
 
 # Loads and stores of local memory that a variant may hold where half of a thread's registers or more are the
-# accumulator: a mask, as a dense bias, computes an address a logit, and a mass is kept for four rows. None is
-# in the loop over D, and what the mask reads costs more. triton 3.9 also keeps some of the kernel's numbers
-# in local memory, and reads them once a tile.
+# accumulator: what is loaded from a mask or a bias has to wait somewhere, and a mass is kept for four rows.
+# None is in the loop over D, and what the tables read costs more. triton 3.9 also keeps some of the kernel's
+# numbers in local memory, and reads them once a tile.
 MAY_SPILL = {
-    LARGE: {"transforms": 128, "mask": 256, "bits": 64},
-    UP_TO_192: {"rows": 32, "mask": 128, "bits": 32, "mass": 160, "stored": 32},
+    LARGE: {"transforms": 128, "bias": 96, "mask": 128, "bits": 64},
+    UP_TO_192: {"rows": 32, "mask": 32, "bits": 32, "mass": 160, "stored": 32},
     LARGE_HALF: {"element rows": 16},
 }
 MAY_SPILL_LATER = {
-    LARGE: {"transforms": 96, "mask": 512},
+    LARGE: {"transforms": 96, "bias": 96, "mask": 512},
     UP_TO_192: {"plain": 128, "mask": 256, "bits": 128, "mass": 256, "stored": 128},
     LARGE_HALF: {},
 }
@@ -448,11 +454,26 @@ def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> Non
         assert hopper_configs.pick(B, D, samples, "grouped") == config
 
 
+def test_tables_are_handed_over_side_by_side(make_problem: MakeProblem) -> None:
+    """The kernel takes no stride over ids: what is spread is copied, and nothing else."""
+    row, mask = torch.arange(2.0 * V), torch.arange(3 * V).view(V, 3) % 5 == 0
+    spread = make_problem(3, V, 64, head_bias=row[::2], logit_bias=row[1::2].expand(3, V), mask=mask.t())
+    beside = hopper_sample.beside(spread)
+    for name in ("head_bias", "logit_bias", "mask"):
+        assert getattr(beside, name).stride(-1) == 1
+        assert torch.equal(getattr(beside, name), getattr(spread, name))
+    whole = make_problem(3, V, 64, head_bias=row[V:], logit_bias=row[:V].expand(3, V))
+    assert hopper_sample.beside(whole) is whole
+
+
 def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
     variants = ["plain", "rows", "bias", "sparse", "stored", "mass", "exact", "element", "element rows"]
     jobs = [(UP_TO_64, make_job(UP_TO_64, variant)) for variant in variants]
     jobs += [(UP_TO_64_NARROW, make_job(UP_TO_64_NARROW, "plain"))]
-    plain = check(pool, jobs)[0]
+    codes = check(pool, jobs)
+    plain, bias = codes[0], codes[variants.index("bias")]
+    # neighbouring ids at once: 16 pairs of two rows a thread, for the one block of a tile
+    assert bias.pairs("LDG") - plain.pairs("LDG") == 32
     logits = UP_TO_64.rows * UP_TO_64.bv / 128  # a thread and tile
     print(f"{plain.per_tile} instructions a tile, {plain.per_tile / logits:.2f} a logit")
     assert 6 < plain.per_tile / logits <= 12.5
@@ -460,7 +481,7 @@ def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) 
 
 def test_large_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
     """The class with the most registers a thread: the accumulator takes 128 of 240."""
-    variants = ["plain", "rows", "transforms", "sparse", "mask", "bits", "stored", "mass", "exact"]
+    variants = ["plain", "rows", "transforms", "bias", "sparse", "mask", "bits", "stored", "mass", "exact"]
     check(pool, [(LARGE, make_job(LARGE, variant)) for variant in variants])
 
 

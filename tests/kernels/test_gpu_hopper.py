@@ -131,6 +131,38 @@ def test_features(feature: str, B: int) -> None:
     check(hidden, weight, **arguments[feature])
 
 
+@pytest.mark.parametrize("B", [5, 64, 130])
+@pytest.mark.parametrize("tables", ["pairs", "narrow", "row", "odd", "strided"])
+def test_tables_by_pairs(tables: str, B: int) -> None:
+    """A V that is a multiple of 16, but not of 128: neighbours are loaded at once, where the tables are at
+    even addresses. Poison before and after them must not come in."""
+    V, D = 5008, 320
+    hidden, weight = inputs(B, V, D)
+    g = torch.Generator("cuda").manual_seed(B)
+    head = torch.randn(V, device="cuda", generator=g)
+    dense = torch.randn(B, V, device="cuda", generator=g) * 3
+    poisoned = torch.full((B, V + 16), torch.nan, device="cuda")
+    poisoned[:, 1 : V + 1] = dense
+    spread = torch.full((V, 2), torch.nan, device="cuda")
+    spread[:, 0] = head
+    allowed = torch.rand(B, V + 16, device="cuda", generator=g) < 0.3
+    arguments: dict[str, dict[str, object]] = {
+        "pairs": {"head_bias": head, "logit_bias": dense, "mask": allowed[:, :V]},
+        "narrow": {"head_bias": head.bfloat16(), "logit_bias": dense.bfloat16()},
+        "row": {"head_bias": head.half(), "logit_bias": dense[0], "mask": allowed[0, :V]},
+        "odd": {
+            "head_bias": poisoned[0, 1 : V + 1], "logit_bias": poisoned[:, 1 : V + 1],
+            "mask": allowed[:, 1 : V + 1],
+        },
+        "strided": {
+            "head_bias": spread[:, 0], "logit_bias": dense.t().contiguous().t(),
+            "mask": allowed[:, :V].t().contiguous().t(),
+        },
+    }  # fmt: skip
+    for vocab_size in (V, 4111):
+        check(hidden, weight, **arguments[tables], store_logits=True, vocab_size=vocab_size)
+
+
 def test_store_logits_changes_no_id() -> None:
     hidden, weight = inputs(64, 32000, 512)
     plain = sample(hidden, weight, seed=3, implementation="hopper")

@@ -36,15 +36,15 @@ from fsample_kernels.ops.hopper_rows import (
 from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, transform
 
 # Numbers that change from call to call must not make new compiled variants, nor must the address of a row
-# parameter.
+# parameter. Of the number of ids and of the rows of a [B, V] table the compiler learns whether they are a
+# multiple of 16: neighbours are then loaded at once.
 UNSPECIALIZED = (
-    "num_rows", "num_columns", "num_samples", "size_d", "units", "num_slots", "first_id", "limit",
+    "num_rows", "num_columns", "num_samples", "size_d", "units", "num_slots", "first_id",
     "temperature_stride", "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered",
-    "head_bias_stride", "bias_stride_b", "bias_stride_v", "mask_stride_b", "mask_stride_v",
     "bits_stride_b", "bits_stride_w", "num_words",
 )  # fmt: skip
 ANY_ALIGNMENT = (
-    "temperature_ptr", "seed_ptr", "position_ptr", "spoiled_ptr", "head_bias_ptr", "bias_ptr", "mask_ptr",
+    "temperature_ptr", "seed_ptr", "position_ptr", "spoiled_ptr",
     "bits_ptr", "sparse_rows_ptr", "sparse_ids_ptr", "sparse_values_ptr", "sparse_starts_ptr",
 )  # fmt: skip
 
@@ -163,9 +163,9 @@ def hopper_kernel(
     temperature_ptr, temperature_stride: gl.int32, scale: gl.float32,
     seed_ptr, seed_stride: gl.int32, seed_low: gl.int32, seed_high: gl.int32,
     position_ptr, position_stride: gl.int32, position: gl.int32, numbered: gl.int32, spoiled_ptr,
-    head_bias_ptr, head_bias_stride: gl.int32, logit_scale: gl.float32, softcap: gl.float32,
-    bias_ptr, bias_stride_b: gl.int64, bias_stride_v: gl.int64,
-    mask_ptr, mask_stride_b: gl.int64, mask_stride_v: gl.int64,
+    head_bias_ptr, logit_scale: gl.float32, softcap: gl.float32,
+    bias_ptr, bias_stride_b: gl.int64,
+    mask_ptr, mask_stride_b: gl.int64,
     bits_ptr, bits_stride_b: gl.int64, bits_stride_w: gl.int64, num_words: gl.int32,
     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
     score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr, logits_ptr,
@@ -207,8 +207,8 @@ def hopper_kernel(
         position_ptr, position_stride, position, numbered, spoiled_ptr,
     )  # fmt: skip
     tables = (
-        first_id, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
-        bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
+        first_id, limit, head_bias_ptr, logit_scale, softcap,
+        bias_ptr, bias_stride_b, mask_ptr, mask_stride_b,
         bits_ptr, bits_stride_b, bits_stride_w, num_words,
         sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,6 +25,7 @@ LOG2_E = 1.4426950408889634
 MAX_REGISTERS = 168
 CONSUMER_REGISTERS = 240
 PRODUCER_REGISTERS = 24
+BESIDE = ("head_bias_stride", "bias_stride_v", "mask_stride_v")  # 1: see `beside`
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -97,6 +98,16 @@ def sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def beside(problem: Problem) -> Problem:
+    """The problem with the entries of neighbouring ids side by side in memory, as the kernel reads them."""
+    spread = {
+        name: table.contiguous()
+        for name in ("head_bias", "logit_bias", "mask")
+        if (table := getattr(problem, name)) is not None and table.shape[-1] > 1 and table.stride(-1) != 1
+    }
+    return replace(problem, **spread) if spread else problem
+
+
 def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     block = [rows, columns]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[x.dtype])
@@ -115,9 +126,9 @@ def variant(problem: Problem) -> hopper_configs.HopperConfig:
 def run(problem: Problem) -> SampleResult:
     """Draw ids [B, K] from softmax(transform(hidden @ weight.T) / temperature); see `Problem` for shapes.
 
-    A hidden that TMA cannot read (strided, or at an odd address) is copied first: B * D values. Allocates the
-    ids; with several samples a row, logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA
-    or tile.
+    A hidden that TMA cannot read (strided, or at an odd address) is copied first: B * D values; so is a bias
+    or mask whose neighbouring ids do not lie side by side. Allocates the ids; with several samples a row,
+    logprob or lse also one candidate of 8 to 20 bytes a row, sample and CTA or tile.
     """
     return _run(problem)
 
@@ -152,6 +163,8 @@ def _run(
     config = variant(problem)
     if not tma_fits(hidden):
         hidden = hidden.clone(memory_format=torch.contiguous_format)
+    problem = beside(problem)
+    per_id = arguments.table_arguments(problem)
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
     units = triton.cdiv(V if problem.store_logits else limit, 128)
     row_blocks = triton.cdiv(B, config.rows)
@@ -193,7 +206,7 @@ def _run(
             first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,
             scale=host_scale(problem.temperature),
             **{name: rows[name] for name in rows if name != "temperature"},
-            **arguments.table_arguments(problem),
+            **{name: per_id[name] for name in per_id if name not in BESIDE},
             sparse_rows_ptr=sparse_rows, sparse_ids_ptr=sparse_ids, sparse_values_ptr=sparse_values,
             sparse_starts_ptr=starts,
             score_ptr=launch.scores if launch else None, id_ptr=launch.ids if launch else None,

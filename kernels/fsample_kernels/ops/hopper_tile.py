@@ -62,6 +62,54 @@ def ids_of(lane, j: gl.constexpr):
 
 
 @gluon.jit
+def pair_places(lay: gl.constexpr):
+    """Place in eight neighbouring ids, per lane and of its two [1, 4, 2]; see `ids_of`."""
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(0, lay)))
+    last = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(0, lay)))
+    return gl.expand_dims(gl.expand_dims(lane, 1), 0) * 2 + gl.expand_dims(gl.expand_dims(last, 0), 0)
+
+
+@gluon.jit
+def use_table(xs, base, place, left, IS_MASK: gl.constexpr):
+    """Add the entries base[8 i + place] of a table, or forbid ids where they are 0. There are entries for
+    `left` of the block's ids; the others become anything.
+
+    Neighbours come in one load where the compiler knows the table to be aligned.
+    """
+    lay: gl.constexpr = xs[0].type.layout
+    out = ()  # type: tuple[gl.tensor, ...]
+    for i in gl.static_range(16):
+        entries = gl.load(base + 8 * i, mask=place < left - 8 * i)
+        pair = gl.join(xs[2 * i], xs[2 * i + 1])
+        if IS_MASK:
+            pair = gl.where(entries != 0, pair, float("-inf"))
+        else:
+            pair += entries.to(gl.float32)
+        even, odd = pair.split()
+        out += (gl.convert_layout(even, lay), gl.convert_layout(odd, lay))
+    return out
+
+
+@gluon.jit
+def use_head_bias(xs, ptr, column0, limit):
+    """Of a head_bias [V]."""
+    lay: gl.constexpr = gl.join(xs[0], xs[1]).type.layout
+    place = pair_places(lay)
+    return use_table(xs, ptr + (column0 + place), place, limit - column0, False)
+
+
+@gluon.jit
+def use_rows(xs, ptr, rows, live, stride_b, first_id, column0, limit, IS_MASK: gl.constexpr):
+    """Of a [B, V] table of global ids, or [V] with stride_b 0; offsets in int64: B * V can pass 2^31."""
+    lay: gl.constexpr = gl.join(xs[0], xs[1]).type.layout
+    place = pair_places(lay)
+    row = gl.expand_dims(gl.convert_layout(gl.where(live, rows, 0), gl.SliceLayout(2, lay)), 2)
+    # first_id is a multiple of 128: the shifts tell the compiler, which then knows of the alignment
+    base = ptr + row.to(gl.int64) * stride_b + ((first_id >> 7 << 7) + column0 + place)
+    return use_table(xs, base, place, limit - column0, IS_MASK)
+
+
+@gluon.jit
 def load_table(ptr, rows, live, stride_b, columns, inside, stride_v, fill):
     """One entry a (row, id) of a [V] or [B, V] table; offsets in int64, since B * V can pass 2^31."""
     offsets = rows.to(gl.int64) * stride_b + columns.to(gl.int64) * stride_v
@@ -73,8 +121,8 @@ def transform(
     xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr
 ):
     """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1)."""
-    (first_id, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
-     bias_ptr, bias_stride_b, bias_stride_v, mask_ptr, mask_stride_b, mask_stride_v,
+    (first_id, limit, head_bias_ptr, logit_scale, softcap,
+     bias_ptr, bias_stride_b, mask_ptr, mask_stride_b,
      bits_ptr, bits_stride_b, bits_stride_w, num_words,
      sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
     if bits_ptr is not None:
@@ -85,23 +133,18 @@ def transform(
                 bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w, 0
             )
             words += (word >> (lane * 2),)
+    if head_bias_ptr is not None:
+        xs = use_head_bias(xs, head_bias_ptr, column0, limit)
     out = ()  # type: tuple[gl.tensor, ...]
     for j in gl.static_range(32):
         y = xs[j]
-        column = column0 + ids_of(lane, j)
-        inside = column < limit
-        if head_bias_ptr is not None:
-            offsets = column.to(gl.int64) * head_bias_stride
-            y += gl.load(head_bias_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
         if HAS_SCALE:
             y *= logit_scale
         if HAS_SOFTCAP:
             y = softcap * tanh(y / softcap)
-        if bias_ptr is not None:
-            y += load_table(
-                bias_ptr, rows, live, bias_stride_b, first_id + column, inside, bias_stride_v, 0.0
-            ).to(gl.float32)  # fmt: skip
         out += (y,)
+    if bias_ptr is not None:
+        out = use_rows(out, bias_ptr, rows, live, bias_stride_b, first_id, column0, limit, False)
     if sparse_rows_ptr is not None:
         # sorted by id: a block of 128 visits its own triples only
         i = gl.load(sparse_starts_ptr + block)
@@ -117,16 +160,9 @@ def transform(
             out = biased
             i += 1
     if mask_ptr is not None:
-        masked = ()  # type: tuple[gl.tensor, ...]
-        for j in gl.static_range(32):
-            column = column0 + ids_of(lane, j)
-            allowed = load_table(
-                mask_ptr, rows, live, mask_stride_b, first_id + column, column < limit, mask_stride_v, 0
-            )
-            masked += (gl.where(allowed != 0, out[j], float("-inf")),)
-        out = masked
+        out = use_rows(out, mask_ptr, rows, live, mask_stride_b, first_id, column0, limit, True)
     if bits_ptr is not None:
-        masked = ()
+        masked = ()  # type: tuple[gl.tensor, ...]
         for j in gl.static_range(32):
             allowed = (words[j // 8] >> (8 * ((j // 2) % 4) + j % 2)) & 1
             masked += (gl.where(allowed != 0, out[j], float("-inf")),)
