@@ -447,6 +447,58 @@ def test_every_product_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, r
                 assert max(work) in ((whole, parted) if step > 1 else (whole,)), (units, ctas, blocks_d)
 
 
+@pytest.mark.parametrize("rows1", [0, 64])
+def test_every_sum_has_its_place(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, rows1: int
+) -> None:
+    """In fp32, whatever torch makes of a tensor without a dtype: `hopper_carry.places` counts two warpgroups
+    a CTA, and a table may choose one."""
+    config = dataclasses.replace(LARGE, rows1=rows1)
+    rows, whole = 256, hopper_sample.workspace
+    assert not candidates.why_not(config, rows, 256)
+    asked: list[int] = []
+
+    def workspace(num_rows: int, num_sums: int, device: torch.device) -> hopper_sample.Workspace:
+        asked.append(num_sums)
+        return whole(num_rows, num_sums, device)
+
+    monkeypatch.setattr(hopper_sample, "workspace", workspace)
+    monkeypatch.setattr(hopper_sample, "variant", lambda problem: config)
+    monkeypatch.setitem(SIZES, config, (rows, 256))
+    monkeypatch.setitem(NAMES, config, "parted")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        job = make_job(config, "plain")
+    finally:
+        torch.set_default_dtype(before)
+    row_blocks = triton.cdiv(rows, config.rows)
+    programs = min(132 // row_blocks, V // 128) * row_blocks
+    last = (programs - 1) * 2 + (rows1 > 0)
+    assert asked == [asked[0]] and asked[0] >= (last + 1) * config.rows0 * config.bv
+    assert job.signature["sums_ptr"] == "*fp32"
+
+
+def test_a_call_without_state_of_its_own_fills_none(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a captured graph it would be filled in every replay."""
+    made: list[int] = []
+    whole = hopper_sample.workspace
+
+    def workspace(num_rows: int, num_sums: int, device: torch.device) -> hopper_sample.Workspace:
+        made.append(num_sums)
+        return whole(num_rows, num_sums, device)
+
+    monkeypatch.setattr(hopper_sample, "workspace", workspace)
+    for config, variant in ((UP_TO_64, "mass"), (LARGE_HALF, "samples")):
+        job = make_job(config, variant)
+        assert job.constants["flags_ptr"] is None and job.constants["keys_ptr"] is None
+    assert made == []
+    make_job(LARGE, "mass")
+    assert made == [0]  # flags, since two blocks of rows share the compiled kernel
+
+
 def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> None:
     assert set(SIZES) == set(hopper_configs.ALL)
     for config, (B, D) in SIZES.items():
@@ -471,9 +523,9 @@ def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) 
     jobs = [(UP_TO_64, make_job(UP_TO_64, variant)) for variant in variants]
     jobs += [(UP_TO_64_NARROW, make_job(UP_TO_64_NARROW, "plain"))]
     codes = check(pool, jobs)
-    plain, bias = codes[0], codes[variants.index("bias")]
+    plain, bias, stored = (codes[variants.index(name)] for name in ("plain", "bias", "stored"))
     # neighbouring ids at once: 16 pairs of two rows a thread, for the one block of a tile
-    assert bias.pairs("LDG") - plain.pairs("LDG") == 32
+    assert bias.pairs("LDG") - plain.pairs("LDG") == stored.pairs("STG") - plain.pairs("STG") == 32
     logits = UP_TO_64.rows * UP_TO_64.bv / 128  # a thread and tile
     print(f"{plain.per_tile} instructions a tile, {plain.per_tile / logits:.2f} a logit")
     assert 6 < plain.per_tile / logits <= 12.5

@@ -35,8 +35,8 @@ class Workspace:
 
     It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
     overlap, and a captured graph has its own, whatever streams replay it. The price is what it holds a
-    stream, 12 bytes a row and, once a call has parted tiles, 128 KiB an SM, and in a graph three small fills
-    at the head of each replay.
+    stream, 12 bytes a row and, once a call has parted tiles, 128 KiB an SM, and in a graph two small fills at
+    the head of each replay.
     """
 
     keys: Tensor  # [rows] int64, EMPTY_KEY
@@ -47,9 +47,10 @@ class Workspace:
     @staticmethod
     def empty(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
         keys = torch.full((num_rows,), EMPTY_KEY.value, dtype=torch.int64, device=device)
-        counters = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        flags = torch.zeros(2 * sm_count(device), dtype=torch.int32, device=device)
-        return Workspace(keys, counters, flags, torch.empty(num_sums, device=device))
+        num_flags = 2 * sm_count(device)
+        zeros = torch.zeros(num_flags + num_rows, dtype=torch.int32, device=device)  # one fill for both
+        sums = torch.empty(num_sums, dtype=torch.float32, device=device)
+        return Workspace(keys, zeros[num_flags:], zeros[:num_flags], sums)
 
 
 _workspaces: dict[tuple[int, int], Workspace] = {}
@@ -187,7 +188,9 @@ def _run(
         rows = arguments.row_arguments(problem)
         wide = config.bv > 128
         parted = wide and row_blocks > 1  # or may be, see `split_work`
-        state = workspace(B, ctas * row_blocks * config.rows * config.bv if parted else 0, device)
+        # a place for two warpgroups a CTA, see `hopper_carry.places`
+        num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv if parted else 0
+        state = workspace(B, num_sums, device) if in_one_launch or wide else None
         launch = ids = None
         if in_one_launch:
             ids = empty(B, 1, dtype=torch.int64) if keys is None else keys
@@ -199,9 +202,10 @@ def _run(
             )  # fmt: skip
         ready(hopper_kernel)[(ctas * row_blocks,)](
             w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
-            keys_ptr=state.keys if in_one_launch else None,
-            counters_ptr=state.counters if in_one_launch else None, ids_ptr=ids,
-            sums_ptr=state.sums if wide else None, flags_ptr=state.flags if wide else None, link_ptr=link,
+            keys_ptr=state.keys if state and in_one_launch else None,
+            counters_ptr=state.counters if state and in_one_launch else None, ids_ptr=ids,
+            sums_ptr=state.sums if state and wide else None,
+            flags_ptr=state.flags if state and wide else None, link_ptr=link,
             num_rows=B, num_columns=V, num_samples=K, size_d=weight.shape[1], units=units, num_slots=slots,
             first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,
             scale=host_scale(problem.temperature),
