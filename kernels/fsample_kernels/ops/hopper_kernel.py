@@ -10,9 +10,9 @@ Log-probabilities, the log-sum-exp and several samples a row leave candidates in
 `reduce_candidates` ends.
 
 Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
-ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d, num_slots),
-own (rows, live, c, greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it would come as
-a tensor.
+ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d,
+num_slots), own (rows, live, c, greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it
+would come as a tensor.
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -37,9 +37,9 @@ from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, tran
 
 # Numbers that change from call to call must not make new compiled variants, nor must the address of a row
 # parameter. Of the number of ids and of the rows of a [B, V] table the compiler learns whether they are a
-# multiple of 16: neighbours are then loaded at once.
+# multiple of 16: neighbours are then loaded and stored at once.
 UNSPECIALIZED = (
-    "num_rows", "num_columns", "num_samples", "size_d", "units", "num_slots", "first_id",
+    "num_rows", "num_samples", "size_d", "units", "num_slots", "first_id",
     "temperature_stride", "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered",
     "bits_stride_b", "bits_stride_w", "num_words",
 )  # fmt: skip

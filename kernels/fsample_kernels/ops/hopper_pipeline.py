@@ -23,10 +23,10 @@ def split_work(units, ctas, cta, blocks_d, row_blocks, BV: gl.constexpr):
     """How the units of 128 ids are dealt to the CTAs of a block of rows: (tiles of BV ids, single units).
 
     One block of rows streams W at the pace of memory, and single units fill what tiles of 256 would leave of
-    a round: 593.5 tiles on 132 SMs are 4.5 rounds instead of 5. From two on the tensor cores set the pace, and
-    like wide tiles; what these would leave of a round is dealt by k-blocks, where that is more than the way
-    of a sum through memory costs (`hopper_carry.py`). A CTA then has a tile's length of it at least, so that
-    no tile has three parts. `tile_of` reads the tiles, `unit_of` the units.
+    a round: 593.5 tiles on 132 SMs are 4.5 rounds instead of 5. From two on the tensor cores set the pace,
+    and like wide tiles; what these would leave of a round is dealt by k-blocks, where that is more than the
+    way of a sum through memory costs (`hopper_carry.py`). A CTA then has a tile's length of it at least, so
+    that no tile has three parts. `tile_of` reads the tiles, `unit_of` the units.
     """
     full = 0  # tiles dealt in turn
     count = 0  # of all tiles
