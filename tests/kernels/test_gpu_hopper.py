@@ -135,7 +135,7 @@ def test_features(feature: str, B: int) -> None:
 @pytest.mark.parametrize("tables", ["pairs", "narrow", "row", "odd", "strided"])
 def test_tables_by_pairs(tables: str, B: int) -> None:
     """A V that is a multiple of 16, but not of 128: neighbours are loaded at once, where the tables are at
-    even addresses. Poison before and after them must not come in."""
+    even addresses, and stored at once. Poison before and after the tables must not come in."""
     V, D = 5008, 320
     hidden, weight = inputs(B, V, D)
     g = torch.Generator("cuda").manual_seed(B)

@@ -177,8 +177,9 @@ def transform(
 
 @gluon.jit
 def store_pair(logits_ptr, even, odd, first_row, num_rows, column0, num_columns, M: gl.constexpr):
-    """Ids column0 + 2 lane and the next, [M, 4] each: neighbours, in stores of 4 bytes since a row of V
-    logits need not begin at a multiple of 8."""
+    """Ids column0 + 2 lane and the next, [M, 4] each: neighbours, in one store of 8 bytes where V is a
+    multiple of 16, so that four lanes fill a sector of 32 bytes; else in two, since a row need not begin at a
+    multiple of 8."""
     pair = gl.join(even, odd)  # [M, 4, 2]
     lay: gl.constexpr = pair.type.layout
     row = gl.arange(0, M, layout=gl.SliceLayout(1, gl.SliceLayout(2, lay))) + first_row
