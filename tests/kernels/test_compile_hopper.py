@@ -416,6 +416,7 @@ def test_every_product_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, r
         for units in range(1, 4 * ctas + 3) if ctas < 20 else edges:
             parts: dict[int, list[tuple[int, int, int, int]]] = {}  # of a unit: from, to, CTA, its turn there
             work = []
+            parted = False
             for cta in range(ctas):
                 tiles, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, bv)
                 mine: list[tuple[int, int, int]] = []
@@ -424,11 +425,14 @@ def test_every_product_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, r
                     assert 0 <= d0 < d1 <= blocks_d
                     assert d1 == blocks_d or (d0 == 0 and n == tiles[0])  # no part waits for one that waits
                     mine += [(unit, d0, d1) for unit in range(tile * wide, tile * wide + wide)]
+                    parted |= d1 - d0 < blocks_d
                 mine += [(unit_of(j, tiles, ctas, cta, bv), 0, blocks_d) for j in range(rounds)]
                 assert [unit for unit, _, _ in mine] == sorted({unit for unit, _, _ in mine})
                 for turn, (unit, d0, d1) in enumerate(mine):
                     parts.setdefault(unit, []).append((d0, d1, cta, turn))
                 work.append(sum(d1 - d0 for _, d0, d1 in mine))
+            # the launcher, which gives the sums their memory, knows
+            assert not parted or hopper_sample.parts_tiles(units, ctas, blocks_d, row_blocks, bv)
             assert sorted(parts) in (list(range(units)), list(range(units + units % wide))), (units, ctas)
             for unit, dealt in parts.items():
                 first, *rest = sorted(dealt)
@@ -455,7 +459,8 @@ def test_every_sum_has_its_place(
     a CTA, and a table may choose one."""
     config = dataclasses.replace(LARGE, rows1=rows1)
     rows, whole = 256, hopper_sample.workspace
-    assert not candidates.why_not(config, rows, 256)
+    row_blocks = triton.cdiv(rows, config.rows)
+    assert not candidates.why_not(config, rows, 2048)
     asked: list[int] = []
 
     def workspace(num_rows: int, num_sums: int, device: torch.device) -> hopper_sample.Workspace:
@@ -464,7 +469,8 @@ def test_every_sum_has_its_place(
 
     monkeypatch.setattr(hopper_sample, "workspace", workspace)
     monkeypatch.setattr(hopper_sample, "variant", lambda problem: config)
-    monkeypatch.setitem(SIZES, config, (rows, 256))
+    monkeypatch.setattr(hopper_sample, "sm_count", lambda device: 3 * row_blocks)  # for four tiles
+    monkeypatch.setitem(SIZES, config, (rows, 2048))
     monkeypatch.setitem(NAMES, config, "parted")
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -472,11 +478,11 @@ def test_every_sum_has_its_place(
         job = make_job(config, "plain")
     finally:
         torch.set_default_dtype(before)
-    row_blocks = triton.cdiv(rows, config.rows)
-    programs = min(132 // row_blocks, V // 128) * row_blocks
-    last = (programs - 1) * 2 + (rows1 > 0)
-    assert asked == [asked[0]] and asked[0] >= (last + 1) * config.rows0 * config.bv
+    last = (3 * row_blocks - 1) * 2 + (rows1 > 0)
+    assert len(asked) == 1 and asked[0] >= (last + 1) * config.rows0 * config.bv
     assert job.signature["sums_ptr"] == "*fp32"
+    # nine whole tiles a CTA: nothing but the ids is allocated
+    assert not hopper_sample.parts_tiles(triton.cdiv(151936, 128), 66, 64, 2, 256)
 
 
 def test_a_call_without_state_of_its_own_fills_none(

@@ -70,6 +70,13 @@ def workspace(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
     return held
 
 
+def parts_tiles(units: int, ctas: int, blocks_d: int, row_blocks: int, bv: int) -> bool:
+    """Whether `hopper_pipeline.split_work` parts tiles of such a launch, whose sums then need memory."""
+    tiles = triton.cdiv(units, bv // 128)
+    idle = (triton.cdiv(tiles, ctas) * ctas - tiles) * blocks_d
+    return bv > 128 and row_blocks > 1 and tiles > ctas and idle > 8 * ctas
+
+
 def tma_fits(x: Tensor) -> bool:
     """Rows of 16-byte multiples at 16-byte addresses."""
     return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
@@ -187,9 +194,10 @@ def _run(
         logits = empty(B, V) if problem.store_logits else None
         rows = arguments.row_arguments(problem)
         wide = config.bv > 128
-        parted = wide and row_blocks > 1  # or may be, see `split_work`
-        # a place for two warpgroups a CTA, see `hopper_carry.places`
-        num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv if parted else 0
+        num_sums = 0
+        if parts_tiles(units, ctas, triton.cdiv(weight.shape[1], config.bd), row_blocks, config.bv):
+            # a place for two warpgroups a CTA, see `hopper_carry.places`
+            num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
         state = workspace(B, num_sums, device) if in_one_launch or wide else None
         launch = ids = None
         if in_one_launch:
