@@ -377,7 +377,7 @@ def spills_allowed(config: HopperConfig, variant: str) -> int:
     if config not in MAY_SPILL:  # a shape that tune measures, without any transform
         if config.rows0 == 128:  # four rows a thread beside m64n128 are the most
             return 64 if early else 192
-        return 0 if early or config.bv == 128 else 32
+        return 0 if config.bv == 128 else 32  # the accumulator takes half, and may come from memory
     if early:
         return MAY_SPILL[config].get(variant, 32 if config is LARGE else 0)
     return MAY_SPILL_LATER[config].get(variant, 32)
