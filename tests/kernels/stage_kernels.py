@@ -46,7 +46,7 @@ def words_kernel(first, u_ptr, log2_ptr, FAST: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def function_kernel(x_ptr, out_ptr, NAME: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr):
+def function_kernel(x_ptr, out_ptr, softcap, NAME: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     x = tl.load(x_ptr + i)
     if NAME == "exp2":
@@ -54,7 +54,7 @@ def function_kernel(x_ptr, out_ptr, NAME: tl.constexpr, FAST: tl.constexpr, N: t
     elif NAME == "log2":
         y = device.log2(x, FAST)
     else:
-        y = epilogue.tanh(x)
+        y = epilogue.soft_cap(x, softcap, FAST)
     tl.store(out_ptr + i, y)
 
 
@@ -81,8 +81,8 @@ def stages32(first: int, count: int, fast: bool, where: str) -> tuple[Tensor, Te
     return u, log2
 
 
-def function(name: str, x: Tensor, fast: bool) -> Tensor:
-    """exp2, log2 or tanh of x [n] fp32; n a multiple of 1024."""
+def function(name: str, x: Tensor, fast: bool, softcap: float = 1.0) -> Tensor:
+    """exp2, log2 or soft_cap of x [n] fp32; n a multiple of 1024."""
     out = torch.full_like(x, torch.nan)
-    function_kernel[(x.numel() // BLOCK,)](x, out, name, fast, BLOCK)
+    function_kernel[(x.numel() // BLOCK,)](x, out, softcap, name, fast, BLOCK)
     return out

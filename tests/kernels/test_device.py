@@ -69,9 +69,9 @@ def draw_kernel(y_ptr, c_ptr, score_ptr, column_ptr, MODE: tl.constexpr, B: tl.c
 
 
 @triton.jit
-def tanh_kernel(z_ptr, out_ptr, N: tl.constexpr):
+def softcap_kernel(y_ptr, out_ptr, softcap_ptr, N: tl.constexpr):
     i = tl.arange(0, N)
-    tl.store(out_ptr + i, epilogue.tanh(tl.load(z_ptr + i)))
+    tl.store(out_ptr + i, epilogue.soft_cap(tl.load(y_ptr + i), tl.load(softcap_ptr), False))
 
 
 def draw(mode: str, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,10 +202,27 @@ def test_greedy_takes_the_lowest_id() -> None:
     assert draw("greedy", y, torch.ones(4))[1].tolist() == [9, 127, 0, 0]
 
 
-def test_tanh() -> None:
-    z = torch.cat([torch.linspace(-12, 12, 4000), torch.tensor([0.0, -torch.inf, torch.inf, 1e-30])])
-    z = torch.cat([z, torch.logspace(-6, 0.2, 92)])
-    out = torch.full_like(z, torch.nan)
-    tanh_kernel[(1,)](z, out, z.numel())
-    want = z.double().tanh()
-    assert ((out.double() - want).abs() <= 6e-7 * want.abs()).all()
+@pytest.mark.parametrize("cap", [1.0, 30.0, 1e-3, 1e30])
+def test_softcap(cap: float) -> None:
+    """To 6e-7 of its own size and 2^-22 of the cap; never above the cap. Dense about the change of branch."""
+    z = torch.cat([
+        torch.linspace(-12, 12, 1 << 16), torch.linspace(0.45, 0.55, 1 << 16),
+        torch.logspace(-6, 2, (1 << 17) - 4), torch.tensor([0.0, -torch.inf, torch.inf, torch.nan]),
+    ]).double()  # fmt: skip
+    y = (z * cap).float()
+    y[-4:] = z[-4:].float()
+    out = torch.full_like(y, -99.0)
+    softcap = torch.tensor(cap)
+    softcap_kernel[(1,)](y, out, softcap, y.numel())
+    rounded = float(softcap)
+    want = rounded * (y.double() / rounded).tanh()
+    assert out[-1].isnan() and out[-2] == -out[-3] == rounded and out[-4] == 0
+    error = (out.double() - want).abs()[:-1]
+    assert (error <= 6e-7 * want.abs()[:-1]).all() and (error <= 2.0**-22 * rounded).all()
+    assert out[:-1].abs().max() <= rounded
+
+
+def test_a_subnormal_softcap_makes_no_nan() -> None:
+    y, out = torch.tensor([0.0, 1e-39, -1.0, 1e30]), torch.full((4,), torch.nan)
+    softcap_kernel[(1,)](y, out, torch.tensor(1e-39), 4)
+    assert out[0] == 0 and (out.abs() <= 1e-39).all()

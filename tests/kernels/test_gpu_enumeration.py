@@ -90,14 +90,18 @@ def test_every_argument_of_log2(fast: bool) -> None:
     assert worst <= 5 * 2.0**-22
 
 
-def test_every_argument_of_tanh() -> None:
-    """tanh, the soft-cap, of every finite fp32 from 2**-60 up."""
-    worst = 0.0
+@maths
+def test_every_argument_of_the_softcap(fast: bool) -> None:
+    """30 tanh(y / 30) of every finite fp32 y from 2**-60 up, against its own size and against the cap."""
+    worst, of_cap = 0.0, 0.0
     for first in range(0x21800000, INFINITY, CHUNK):
         values = every_float(first, min(CHUNK, INFINITY - first))
-        for z in (values, -values):
-            exact = torch.tanh(z.double())
-            off = (stage_kernels.function("tanh", z, False).double() / exact - 1).abs()
-            worst = max(worst, float(off.max()))
-    print(f"tanh off by {worst / 2.0**-24:.2f} half ulps, relative")
-    assert worst <= 6e-7
+        for y in (values, -values):
+            exact = 30 * torch.tanh(y.double() / 30)
+            got = stage_kernels.function("soft_cap", y, fast, 30.0)
+            assert got.abs().max() <= 30
+            off = (got.double() - exact).abs()
+            worst = max(worst, float((off / exact.abs()).max()))
+            of_cap = max(of_cap, float(off.max()) / 30)
+    print(f"soft-cap off by {worst / 2.0**-24:.2f} half ulps, relative; {of_cap / 2.0**-24:.2f} of the cap")
+    assert worst <= 6e-7 and of_cap <= 2.0**-22

@@ -1,8 +1,8 @@
 """The noise and the draws inside a tile, as Triton device functions: the twin of `noise.py`.
 
-A tile holds BLOCK_B rows by BLOCK_V ids, its first id at a multiple of 128. FAST picks NVIDIA's two
-MUFU instructions by inline PTX; without it log2 and exp2 are Triton's, which run in the interpreter and on
-other GPUs as well.
+A tile holds BLOCK_B rows by BLOCK_V ids, its first id at a multiple of 128. FAST picks NVIDIA's three
+MUFU instructions by inline PTX; without it log2, exp2 and 1 / x are Triton's, which run in the interpreter
+and on other GPUs as well.
 """
 
 import triton
@@ -36,6 +36,17 @@ def exp2(x, FAST: tl.constexpr):
         )
     else:
         return tl.exp2(x)
+
+
+@triton.jit
+def reciprocal(x, FAST: tl.constexpr):
+    """1 / x of x >= 1; Triton's division looks at the size of x first."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
 
 
 @triton.jit

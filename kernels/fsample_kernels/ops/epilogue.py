@@ -9,20 +9,37 @@ import triton
 import triton.language as tl
 
 from fsample_kernels import types
-from fsample_kernels.ops.device import LOG2_E, base2_scale, element_draw, exp2, greedy, grouped_draw
+from fsample_kernels.ops.device import (
+    LOG2_E,
+    base2_scale,
+    element_draw,
+    exp2,
+    greedy,
+    grouped_draw,
+    reciprocal,
+)
 
 MIN_TEMPERATURE = tl.constexpr(types.MIN_TEMPERATURE)
 
 
 @triton.jit
-def tanh(z):
-    """The series below 1/4, where 1 - exp(-2|z|) would lose digits; both sides are right to about 2^-22."""
+def soft_cap(y, softcap, FAST: tl.constexpr):
+    """softcap * tanh(y / softcap), within 6e-7 of its own size and 2^-22 of softcap, and never above softcap.
+
+    In z = 2 log2(e) y / softcap, so that one product serves both sides: 1 - 2 / (1 + 2^|z|), which is exact
+    to the rounding of the quotient where that is small; and where y / softcap is below 1/2 and this would
+    lose digits, a polynomial in z^2 (minimax, 2^-26), whose error is one of the correction to y alone.
+    """
+    scale = tl.minimum(2.0 * LOG2_E / softcap, 3.0e38)  # a softcap below 2^-126 must not make 0 inf of y = 0
+    z = y * scale
+    quotient = reciprocal(exp2(tl.abs(z), FAST) + 1.0, FAST)
+    outer = softcap - 2.0 * softcap * quotient
+    sign = y.to(tl.uint32, bitcast=True) & 0x80000000
+    outer = ((outer.to(tl.uint32, bitcast=True) & 0x7FFFFFFF) | sign).to(tl.float32, bitcast=True)
     z2 = z * z
-    series = 0.021869488536155203 * z2 - 0.05396825396825397  # 62/2835, 17/315
-    series = z + z * z2 * (z2 * (z2 * series + 0.13333333333333333) - 0.3333333333333333)
-    t = tl.exp2(tl.abs(z) * (-2.0 * LOG2_E))
-    ratio = (1.0 - t) / (1.0 + t)
-    return tl.where(tl.abs(z) < 0.25, series, tl.where(z < 0.0, -ratio, ratio))
+    p = (3.5887103422282962e-06 * z2 - 9.192238212563097e-05) * z2 + 0.0019225503783673048
+    inner = y + y * z2 * (p * z2 - 0.040037523955106735)
+    return tl.where(tl.abs(z) < LOG2_E, inner, outer)
 
 
 @triton.jit
@@ -67,7 +84,8 @@ def transform(
     v0,  # column of W of the tile's first id; negative where a shard starts inside a block of 128
     tile_v,
     tables,
-    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, FAST: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Head bias, scale, soft-cap, logit bias, and -inf where forbidden: in this order."""
     (first_id, num_columns, limit, head_bias_ptr, head_bias_stride, logit_scale, softcap,
@@ -83,7 +101,7 @@ def transform(
     if HAS_SCALE:
         y *= logit_scale
     if HAS_SOFTCAP:
-        y = softcap * tanh(y / softcap)
+        y = soft_cap(y, softcap, FAST)
     if bias_ptr is not None:
         offs = offs_b.to(tl.int64)[:, None] * bias_stride_b + offs_id[None, :] * bias_stride_v
         y += tl.load(bias_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
@@ -149,7 +167,7 @@ def finish_tile(
     offs_b = tile_b * BLOCK_B + tl.arange(0, BLOCK_B)
     mask_b = offs_b < num_rows
     v0 = tile_v * BLOCK_V - shift
-    y = transform(y, offs_b, mask_b, v0, tile_v, tables, HAS_SCALE, HAS_SOFTCAP, BLOCK_B, BLOCK_V)
+    y = transform(y, offs_b, mask_b, v0, tile_v, tables, HAS_SCALE, HAS_SOFTCAP, FAST, BLOCK_B, BLOCK_V)
     if logits_ptr is not None:
         offs_v = v0 + tl.arange(0, BLOCK_V)
         tl.store(

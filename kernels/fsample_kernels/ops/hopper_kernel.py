@@ -65,7 +65,7 @@ def finish_tile(
     for b in gl.static_range(N // 128):
         xs = transform(
             by_group(pieces[b], M), rows, live, lane, column0 + b * 128, column0 // 128 + b, tables,
-            HAS_SCALE, HAS_SOFTCAP,
+            HAS_SCALE, HAS_SOFTCAP, FAST,
         )  # fmt: skip
         if logits_ptr is not None:
             store_logits(logits_ptr, xs, first_row, num_rows, column0 + b * 128, num_columns, M)

@@ -21,7 +21,7 @@ from fsample_kernels.ops.device import (
     philox,
     uniform32,
 )
-from fsample_kernels.ops.epilogue import tanh
+from fsample_kernels.ops.epilogue import soft_cap
 
 
 @gluon.jit
@@ -118,8 +118,9 @@ def load_table(ptr, rows, live, stride_b, columns, inside, stride_v, fill):
 
 @gluon.jit
 def transform(
-    xs, rows, live, lane, column0, block, tables, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr
-):
+    xs, rows, live, lane, column0, block, tables,
+    HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, FAST: gl.constexpr,
+):  # fmt: skip
     """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1)."""
     (first_id, limit, head_bias_ptr, logit_scale, softcap,
      bias_ptr, bias_stride_b, mask_ptr, mask_stride_b,
@@ -141,7 +142,7 @@ def transform(
         if HAS_SCALE:
             y *= logit_scale
         if HAS_SOFTCAP:
-            y = softcap * tanh(y / softcap)
+            y = soft_cap(y, softcap, FAST)
         out += (y,)
     if bias_ptr is not None:
         out = use_rows(out, bias_ptr, rows, live, bias_stride_b, first_id, column0, limit, False)
