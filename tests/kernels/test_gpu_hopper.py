@@ -75,10 +75,21 @@ FEATURES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("B", [5, 64, 130])
+def size_d(B: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """D of a test over 5,000 ids; at 260 rows such that tiles are parted, as on a GPU of 48 SMs."""
+    if B < 260:
+        return 320
+    from fsample_kernels.ops import hopper_sample
+
+    monkeypatch.setattr(hopper_sample, "sm_count", lambda device: 48)
+    monkeypatch.setattr(hopper_sample, "_workspaces", {})
+    return 1024
+
+
+@pytest.mark.parametrize("B", [5, 64, 100, 130, 260])
 @pytest.mark.parametrize("feature", FEATURES)
-def test_features(feature: str, B: int) -> None:
-    V, D = 5003, 320
+def test_features(feature: str, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    V, D = 5003, size_d(B, monkeypatch)
     hidden, weight = inputs(B, V, D, torch.float16 if feature == "fp16" else torch.bfloat16)
     g = torch.Generator("cuda").manual_seed(B)
     rows = torch.arange(B, device="cuda")
@@ -131,12 +142,12 @@ def test_features(feature: str, B: int) -> None:
     check(hidden, weight, **arguments[feature])
 
 
-@pytest.mark.parametrize("B", [5, 64, 130])
+@pytest.mark.parametrize("B", [5, 64, 100, 130, 260])
 @pytest.mark.parametrize("tables", ["pairs", "narrow", "row", "odd", "strided"])
-def test_tables_by_pairs(tables: str, B: int) -> None:
+def test_tables_by_pairs(tables: str, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A V that is a multiple of 16, but not of 128: neighbours are loaded at once, where the tables are at
     even addresses, and stored at once. Poison before and after the tables must not come in."""
-    V, D = 5008, 320
+    V, D = 5008, size_d(B, monkeypatch)
     hidden, weight = inputs(B, V, D)
     g = torch.Generator("cuda").manual_seed(B)
     head = torch.randn(V, device="cuda", generator=g)
