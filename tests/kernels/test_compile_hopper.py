@@ -366,7 +366,7 @@ MAY_SPILL = {
     LARGE_HALF: {"element rows": 16},
 }
 MAY_SPILL_LATER = {
-    LARGE: {"transforms": 96, "bias": 96, "mask": 512},
+    LARGE: {"transforms": 96, "bias": 192, "mask": 512},
     UP_TO_192: {"plain": 128, "mask": 256, "bits": 128, "mass": 256, "stored": 128},
     LARGE_HALF: {},
 }

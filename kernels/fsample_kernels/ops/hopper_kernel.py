@@ -36,12 +36,12 @@ from fsample_kernels.ops.hopper_rows import (
 from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, transform
 
 # Numbers that change from call to call must not make new compiled variants, nor must the address of a row
-# parameter. Of the number of ids and of the rows of a [B, V] table the compiler learns whether they are a
-# multiple of 16: neighbours are then loaded and stored at once.
+# parameter. The compiler learns whether the number of ids is a multiple of 16, and by PITCH_16 the same of the
+# rows of [B, V] tables: neighbours are then loaded and stored at once.
 UNSPECIALIZED = (
     "num_rows", "num_samples", "size_d", "units", "num_slots", "first_id",
     "temperature_stride", "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered",
-    "bits_stride_b", "bits_stride_w", "num_words",
+    "bias_stride_b", "mask_stride_b", "bits_stride_b", "bits_stride_w", "num_words",
 )  # fmt: skip
 ANY_ALIGNMENT = (
     "temperature_ptr", "seed_ptr", "position_ptr", "spoiled_ptr",
@@ -174,6 +174,7 @@ def hopper_kernel(
     BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
     STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    PITCH_16: gl.constexpr,  # rows of bias and mask lie a multiple of 16 entries apart
     KEYS: gl.constexpr, RANKS: gl.constexpr,  # leave keys in place of ids; ranks of the link
 ):  # fmt: skip
     w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BV, BD], w.dtype)
@@ -206,6 +207,9 @@ def hopper_kernel(
         temperature_ptr, temperature_stride, scale, seed_ptr, seed_stride, seed_low, seed_high,
         position_ptr, position_stride, position, numbered, spoiled_ptr,
     )  # fmt: skip
+    if PITCH_16:
+        bias_stride_b = bias_stride_b >> 4 << 4
+        mask_stride_b = mask_stride_b >> 4 << 4
     tables = (
         first_id, limit, head_bias_ptr, logit_scale, softcap,
         bias_ptr, bias_stride_b, mask_ptr, mask_stride_b,

@@ -116,6 +116,12 @@ def beside(problem: Problem) -> Problem:
     return replace(problem, **spread) if spread else problem
 
 
+def pitch_16(table: Tensor | None) -> bool:
+    """Whether rows of a [V] or [B, V] table lie a multiple of 16 entries apart; a row that serves all of them
+    counts as if it were repeated, as `warm_up` has it."""
+    return table is None or ((table.dim() > 1 and table.stride(0)) or table.shape[-1]) % 16 == 0
+
+
 def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     block = [rows, columns]
     layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[x.dtype])
@@ -226,7 +232,7 @@ def _run(
             sum_ptr=launch.tile_sum if launch else None, logits_ptr=logits,
             HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
             WANT_MASS=wants_mass, GROUPED=problem.noise == "grouped",
-            FAST=problem.math == "fast",
+            FAST=problem.math == "fast", PITCH_16=pitch_16(problem.logit_bias) and pitch_16(problem.mask),
             BV=config.bv, BD=config.bd, BOX=config.box, MW0=config.rows0, MW1=config.rows1,
             STAGES=config.stages, IN_FLIGHT=config.in_flight,
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
