@@ -39,8 +39,12 @@ def _run(problem: Problem) -> tuple[SampleResult, Tensor]:
     greedy = None if rows.greedy is False else _Greedy(num_rows, device)
     wants_mass = problem.want_lse or problem.want_logprob
     mass = LogMass(num_rows, device) if wants_mass and not all_greedy else None
-    logits = torch.empty(num_rows, problem.num_columns, device=device) if problem.store_logits else None
-    top = torch.full((num_rows,), -torch.inf, device=device)
+    logits = (
+        torch.empty(num_rows, problem.num_columns, dtype=torch.float32, device=device)
+        if problem.store_logits
+        else None
+    )
+    top = torch.full((num_rows,), -torch.inf, dtype=torch.float32, device=device)
     for chunk in chunks(problem, rows, logits):
         top = torch.maximum(
             top, chunk.x.amax(0) if all_greedy or problem.noise == "element" else chunk.groups[2]
@@ -85,7 +89,7 @@ class _Greedy:
     """argmax of y, the lowest id on a tie."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        self.best = torch.full((num_rows,), -torch.inf, device=device)
+        self.best = torch.full((num_rows,), -torch.inf, dtype=torch.float32, device=device)
         self.ids = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
 
     def add(self, chunk: Chunk) -> None:

@@ -49,9 +49,9 @@ class Draws(ABC):
         self.streams = rows.streams
         self.first_id = problem.first_id
         self.samples = torch.arange(problem.num_samples, device=device)[:, None]  # [K, 1]
-        self.best = torch.full(shape, -torch.inf, device=device)  # score
+        self.best = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)  # score
         self.ids = torch.full(shape, -1, dtype=torch.int64, device=device)
-        self.x = torch.full(shape, torch.nan, device=device)  # x of the drawn id
+        self.x = torch.full(shape, torch.nan, dtype=torch.float32, device=device)  # x of the drawn id
         self.limit = NOISE_VALUES["cuda" if device.type == "cuda" else "cpu"]
 
     @abstractmethod
@@ -112,7 +112,9 @@ class GroupDraws(Draws):
         self.block = torch.zeros(shape, dtype=torch.int64, device=device)  # global number of the winner's
         keep = self.best.numel() <= PENDING_DRAWS
         # x, [K, B, 128]
-        self.logits = torch.full((*shape, BLOCK), -torch.inf, device=device) if keep else None
+        self.logits = (
+            torch.full((*shape, BLOCK), -torch.inf, dtype=torch.float32, device=device) if keep else None
+        )
 
     def add(self, chunk: Chunk) -> None:
         m, s, _ = chunk.groups

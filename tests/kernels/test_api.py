@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import fsample_kernels
 from fsample_kernels import SampleResult, api, sample, sample_logits, tables, testing, warm
 from fsample_kernels.distributed import merge
+from fsample_kernels.types import Noise
 
 
 def head(B: int, V: int, D: int) -> tuple[Tensor, Tensor]:
@@ -221,3 +222,25 @@ def test_range_check_notices() -> None:
     for bad, vocab, dead in ((ids, 4, None), (ids, 5, torch.tensor([True, False])), (-ids, 5, None)):
         with pytest.raises(AssertionError, match="ids outside"):
             testing.assert_ids_in_range(bad, vocab, dead)
+
+
+@pytest.mark.parametrize("noise", ["grouped", "element", "online"])
+def test_torchs_default_dtype_changes_nothing(noise: Noise) -> None:
+    """Engines set it to bf16 while they load a model."""
+    hidden, weight = head(4, 1000, 64)
+
+    def draw() -> SampleResult:
+        return sample(
+            hidden, weight, seed=1, noise=noise, logit_bias={3: 1.0}, want_logprob=True, want_lse=True,
+            store_logits=True,
+        )  # fmt: skip
+
+    want = draw()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        got = draw()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(want[:4], got[:4], strict=True):
+        assert isinstance(a, Tensor) and isinstance(b, Tensor)
+        assert a.dtype == b.dtype and torch.equal(a, b)

@@ -102,7 +102,7 @@ def _local(problem: Problem, name: Implementation) -> tuple[SampleResult, Tensor
         result, keys = api.choose(problem, name).candidates(problem)
         return result, keys
     result = _nothing(problem)
-    score = torch.full(result.ids.shape, -torch.inf, device=result.ids.device)
+    score = torch.full(result.ids.shape, -torch.inf, dtype=torch.float32, device=result.ids.device)
     return result, words.pack_key(score, result.ids)
 
 
@@ -112,9 +112,11 @@ def _nothing(problem: Problem) -> SampleResult:
     device = device_of(problem)
     return SampleResult(
         torch.full(shape, -1, dtype=torch.int64, device=device),
-        torch.full(shape, torch.nan, device=device) if problem.want_logprob else None,
-        torch.full(shape[:1], -torch.inf, device=device) if problem.want_lse else None,
-        torch.empty(problem.num_rows, problem.num_columns, device=device) if problem.store_logits else None,
+        torch.full(shape, torch.nan, dtype=torch.float32, device=device) if problem.want_logprob else None,
+        torch.full(shape[:1], -torch.inf, dtype=torch.float32, device=device) if problem.want_lse else None,
+        torch.empty(problem.num_rows, problem.num_columns, dtype=torch.float32, device=device)
+        if problem.store_logits
+        else None,
         "none",
     )
 

@@ -123,8 +123,8 @@ def reduce_candidates(problem: Problem, launch: Launch, keys: Tensor | None = No
     K, B, _ = launch.scores.shape
     device = launch.scores.device
     ids = torch.empty(B, K, dtype=torch.int64, device=device)
-    logprob = torch.empty(B, K, device=device) if problem.want_logprob else None
-    lse = torch.empty(B, device=device) if problem.want_lse else None
+    logprob = torch.empty(B, K, dtype=torch.float32, device=device) if problem.want_logprob else None
+    lse = torch.empty(B, dtype=torch.float32, device=device) if problem.want_lse else None
     values = kernel_arguments(launch, ids, logprob, lse, keys)
     ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")
