@@ -236,22 +236,14 @@ def _stretched(example: Problem, rows: int) -> Problem:
 def with_rows(example: Problem, rows: int) -> Problem:
     """The example with its first row that many times, in memory as a call's own tensors would be.
 
-    Tables over the vocabulary are not copied that often: kernels are compiled for whether the rows of a
-    [B, V] table are multiples of 16 apart, no more, so rows here lie over each other.
+    Tables over the vocabulary are not copied: no kernel is compiled for the stride of a [B, V] table.
     """
 
     def per_row(value: Any) -> Any:
         return value[:1].expand(rows) if isinstance(value, Tensor) and value.dim() else value
 
     def table(value: Tensor | None) -> Tensor | None:
-        if value is None or value.dim() < 2:
-            return value
-        columns = value.shape[1]
-        apart = (value.stride(0) if value.shape[0] > 1 else columns) % 16
-        if apart == 0:
-            return value[:1].expand(rows, -1)
-        once = torch.cat([value[0], value.new_zeros(apart * (rows - 1))])
-        return once.as_strided((rows, columns), (apart, 1))
+        return value[:1].expand(rows, -1) if value is not None and value.dim() == 2 else value
 
     def made(value: Tensor | None) -> Tensor | None:
         return None if value is None else value.new_zeros(rows, value.shape[1])
