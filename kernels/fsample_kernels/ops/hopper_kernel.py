@@ -36,8 +36,8 @@ from fsample_kernels.ops.hopper_rows import (
 from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, transform
 
 # Numbers that change from call to call must not make new compiled variants, nor must the address of a row
-# parameter. The compiler learns whether the number of ids is a multiple of 16, and by PITCH_16 the same of the
-# rows of [B, V] tables: neighbours are then loaded and stored at once.
+# parameter. The compiler learns whether the number of ids is a multiple of 16, and by PITCH_16 the same of
+# the rows of [B, V] tables: neighbours are then loaded and stored at once.
 UNSPECIALIZED = (
     "num_rows", "num_samples", "size_d", "units", "num_slots", "first_id",
     "temperature_stride", "seed_stride", "seed_low", "seed_high", "position_stride", "position", "numbered",
