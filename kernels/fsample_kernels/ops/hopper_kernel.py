@@ -7,7 +7,8 @@ registers over all their tiles (`hopper_rows.py`). At the end one 64-bit atomic 
 CTA of a block of rows writes the ids and resets the workspace for the next launch; of a head that is split
 over ranks it leaves the keys, or exchanges them with the other GPUs while other blocks of rows still run.
 Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
-`reduce_candidates` ends.
+`reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to the next
+(`hopper_carry.py`).
 
 Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
 ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d,
