@@ -164,9 +164,7 @@ def _transform(problem: Problem, y: Tensor, first: int) -> None:
         y += bias.t() if bias.dim() == 2 else bias[:, None]
     if problem.sparse_bias is not None and num_rows:
         rows, tokens, values = problem.sparse_bias
-        here = (
-            (tokens >= first) & (tokens < first + size) & (rows >= 0) & (rows < num_rows) & values.isfinite()
-        )
+        here = (tokens >= first) & (tokens < first + size) & (rows >= 0) & (rows < num_rows)
         at = (torch.where(here, tokens - first, 0), torch.where(here, rows, 0))
         y.index_put_(at, torch.where(here, values, 0.0), accumulate=True)  # an entry from elsewhere adds 0
     if problem.mask is not None:

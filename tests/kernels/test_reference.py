@@ -264,6 +264,9 @@ def test_bad_sparse_bias_on_the_device_spoils_its_row_only() -> None:
     assert torch.equal(result.ids[4], sample_logits(logits, seed=1, num_samples=4).ids[4])
     outside = (torch.tensor([5]), torch.tensor([1]), torch.tensor([1.0]))
     assert (sample_logits(logits, seed=1, logit_bias=outside).ids == -1).all()
+    head = torch.eye(5), torch.zeros(100, 5)
+    stored = sample(*head, seed=1, logit_bias=(rows, ids, values), store_logits=True)
+    assert stored.logits is not None and stored.logits[2, 0].isnan() and stored.logits[3, 1] == torch.inf
     inside = (torch.tensor([3, 3]), torch.tensor([50, 50]), torch.tensor([20.0, 20.0]))
     assert sample_logits(logits, seed=1, logit_bias=inside).ids[3].tolist() == [50]  # repeats add
 
