@@ -167,6 +167,7 @@ class Launch:
                 if isinstance(value, int) and not parameter.do_not_specialize and value % 16 == 0:
                     aligned.append(index)
         num_warps, maxnreg = values.pop("num_warps"), values.pop("maxnreg")
+        assert values.pop("enable_fp_fusion") is True
         assert values == {} and isinstance(num_warps, int) and isinstance(maxnreg, int)
         return Job(label, signature, constants, tuple(aligned), num_warps, maxnreg)
 

@@ -19,6 +19,10 @@ import triton
 from fsample_kernels.types import Compiled
 from fsample_kernels.warm import compile_workers
 
+# Products may be fused with the sums they meet, in every kernel: what they cost and what they round was
+# measured so. Said at each launch, since Triton's own default is about to change.
+FUSE = True
+
 _compiling: ContextVar[bool] = ContextVar("fsample_compiling", default=False)
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fsample_kernels.ops import arguments
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.link import EPOCH, clock, end_step, ids_of, send, take
 
 BLOCK = 256  # words a program handles at a time
@@ -63,7 +63,7 @@ def exchange(words, out, link, ranks: int, best: bool, only_compile: bool = Fals
     named = {
         "words_ptr": words, "out_ptr": out, "link_ptr": link, "num_words": num_words,
         "RANKS": ranks, "BLOCK": BLOCK, "WARPS": WARPS, "BEST": best, "ASM": not arguments.INTERPRETED,
-        "num_warps": WARPS,
+        "num_warps": WARPS, "enable_fp_fusion": FUSE,
     }  # fmt: skip
     with arguments.on_device(words.device):
         if only_compile:

@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fsample_kernels import tables
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.hopper_kernel import hopper_kernel
 from fsample_kernels.ops.hopper_rows import EMPTY_KEY
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
@@ -237,7 +237,7 @@ def _run(
             STAGES=config.stages, IN_FLIGHT=config.in_flight,
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
             KEYS=in_one_launch and keys is not None, RANKS=ranks,
-            num_warps=4, maxnreg=MAX_REGISTERS,
+            num_warps=4, maxnreg=MAX_REGISTERS, enable_fp_fusion=FUSE,
         )  # fmt: skip
         if launch is not None:
             return reduce_candidates(problem, launch, keys)._replace(implementation="hopper")

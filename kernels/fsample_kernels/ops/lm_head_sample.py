@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, configs
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.epilogue import finish_tile
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
@@ -137,5 +137,6 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
             **kernel_arguments(problem, config, launch),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
+            enable_fp_fusion=FUSE,
         )
         return reduce_candidates(problem, launch, keys)

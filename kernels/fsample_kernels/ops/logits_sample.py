@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, configs
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.epilogue import finish_tile
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
@@ -80,6 +80,6 @@ def _run(problem: Problem, keys: Tensor | None = None) -> SampleResult:
     with arguments.on_device(problem.logits.device):
         launch = arguments.prepare(problem, block_v)
         ready(logits_sample_kernel)[(launch.num_tiles * problem.num_rows,)](
-            **kernel_arguments(problem, block_v, launch), num_warps=num_warps
+            **kernel_arguments(problem, block_v, launch), num_warps=num_warps, enable_fp_fusion=FUSE
         )
         return reduce_candidates(problem, launch, keys)

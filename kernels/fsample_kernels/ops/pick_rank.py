@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fsample_kernels import noise
 from fsample_kernels.ops import arguments
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.device import log2_exponential, philox, uniform64
 
 BLOCK = 128
@@ -91,6 +91,6 @@ def pick_rank(
             0 if isinstance(position, Tensor) else arguments.signed32(position & 0xFFFFFFFF),
             0 if seed_tensor is not None and seed_tensor.dim() else 1,
             greedy_tensor, arguments.stride_of(greedy_tensor),
-            RANKS=num_ranks, BLOCK=BLOCK, num_warps=4,
+            RANKS=num_ranks, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=FUSE,
         )  # fmt: skip
     return rank

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels.ops.arguments import Launch
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
 from fsample_kernels.ops.epilogue import greedy_at
 from fsample_kernels.types import Problem, SampleResult
@@ -126,5 +126,5 @@ def reduce_candidates(problem: Problem, launch: Launch, keys: Tensor | None = No
     logprob = torch.empty(B, K, dtype=torch.float32, device=device) if problem.want_logprob else None
     lse = torch.empty(B, dtype=torch.float32, device=device) if problem.want_lse else None
     values = kernel_arguments(launch, ids, logprob, lse, keys)
-    ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4)
+    ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4, enable_fp_fusion=FUSE)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsample_kernels.ops.compiling import ready
+from fsample_kernels.ops.compiling import FUSE, ready
 
 BLOCK = 128  # entries a program makes
 CHUNK = 32  # triples it reads at a time
@@ -100,7 +100,7 @@ def sort_sparse(
     grid = sum(triton.cdiv(n, BLOCK) for n in (num, num_tiles + 1, num_rows))
     ready(sort_sparse_kernel)[(grid,)](
         rows, ids, values, *ordered, starts, spoiled, num, num_rows, num_tiles + 1, first_edge, vocab_size,
-        BLOCK_V=block_v, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4,
+        BLOCK_V=block_v, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=FUSE,
     )  # fmt: skip
     return *ordered, starts, spoiled
 
