@@ -128,7 +128,7 @@ class Record:
 def without_folders(word: str) -> str:
     """The word as records show it: of an absolute path only the name, for folders are the machine's own.
 
-    `/home/me/head.safetensors` is `head.safetensors`, `--output=/tmp/a.json` is `--output=a.json`.
+    `/any/folder/head.safetensors` is `head.safetensors`, `--output=/any/a.json` is `--output=a.json`.
     """
     option, equals, value = word.partition("=")
     if option.startswith("--") and equals:

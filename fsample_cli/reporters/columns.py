@@ -58,6 +58,14 @@ def spread(row: Any) -> str:
 
 BATCH = Column("B", lambda r: str(r.batch))
 SAMPLER = Column("sampler", sampler, left=True)
+STATISTIC = (
+    Column("test", lambda r: r.test, left=True),
+    SAMPLER,
+    Column("case", lambda r: r.case, left=True),
+    Column("stat", lambda r: number(r.statistic, 1)),
+    Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
+    Column("p", lambda r: p_value(r.p_value)),
+)
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "bench": (
@@ -101,21 +109,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("scaling", lambda r: ratio(r.scaling)),
     ),
     "verify": (
-        Column("test", lambda r: r.test, left=True),
-        SAMPLER,
-        Column("case", lambda r: r.case, left=True),
-        Column("stat", lambda r: number(r.statistic, 1)),
-        Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
-        Column("p", lambda r: p_value(r.p_value)),
+        *STATISTIC,
         Column("verdict", lambda r: r.verdict, left=True),
     ),
     "verify --details": (
-        Column("test", lambda r: r.test, left=True),
-        SAMPLER,
-        Column("case", lambda r: r.case, left=True),
-        Column("stat", lambda r: number(r.statistic, 1)),
-        Column("dof", lambda r: MISSING if r.dof is None else str(r.dof)),
-        Column("p", lambda r: p_value(r.p_value)),
+        *STATISTIC,
         Column("draws", lambda r: f"{r.draws:,}"),
         Column("sees", lambda r: significant(r.seen_at_80)),  # with power 0.8
         Column("of", lambda r: r.effect or MISSING, left=True),
