@@ -506,6 +506,32 @@ def test_a_call_without_state_of_its_own_fills_none(
     assert made == [0]  # flags, since two blocks of rows share the compiled kernel
 
 
+def test_the_sort_is_launched_right_before_the_kernel(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU would idle between the two while the host prepares the rest."""
+    done: list[str] = []
+
+    def noted(owner: object, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def call(*values: object) -> object:
+            done.append(name)
+            return inner(*values)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("row_arguments", "table_arguments", "sort_sparse"):
+        noted(arguments, name)
+    for name in ("workspace", "describe"):
+        noted(hopper_sample, name)
+    make_job(UP_TO_64, "sparse")
+    assert sorted(done) == sorted(
+        ["row_arguments", "table_arguments", "workspace", "describe", "describe", "sort_sparse"]
+    )
+    assert done[-1] == "sort_sparse"
+
+
 def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> None:
     assert set(SIZES) == set(hopper_configs.ALL)
     for config, (B, D) in SIZES.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,10 +71,15 @@ def workspace(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
     return held
 
 
+def cdiv(a: int, b: int) -> int:
+    """ceil(a / b). Triton's own takes constants of its compiler as well, and microseconds for that."""
+    return -(-a // b)
+
+
 def parts_tiles(units: int, ctas: int, blocks_d: int, row_blocks: int, bv: int) -> bool:
     """Whether `hopper_pipeline.split_work` parts tiles of such a launch, whose sums then need memory."""
-    tiles = triton.cdiv(units, bv // 128)
-    idle = (triton.cdiv(tiles, ctas) * ctas - tiles) * blocks_d
+    tiles = cdiv(units, bv // 128)
+    idle = (cdiv(tiles, ctas) * ctas - tiles) * blocks_d
     return bv > 128 and row_blocks > 1 and tiles > ctas and idle > 8 * ctas
 
 
@@ -96,12 +102,13 @@ def why_not(problem: Problem) -> str | None:
         return "weight rows must be contiguous, of a multiple of 16 bytes, at 16-byte addresses"
     if problem.first_id % 128:
         return f"a shard must start at a multiple of 128, not at {problem.first_id}"
-    row_blocks = triton.cdiv(problem.num_rows, 128)
+    row_blocks = cdiv(problem.num_rows, 128)
     if row_blocks > sm_count(hidden.device):
         return f"at most {128 * sm_count(hidden.device)} rows a call, got {problem.num_rows}"
     return None
 
 
+@functools.cache
 def sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -122,10 +129,13 @@ def pitch_16(table: Tensor | None) -> bool:
     return table is None or ((table.dim() > 1 and table.stride(0)) or table.shape[-1]) % 16 == 0
 
 
+@functools.cache
+def box_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], DTYPES[dtype])
+
+
 def describe(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    block = [rows, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(block, DTYPES[x.dtype])
-    return TensorDescriptor.from_tensor(x, block, layout)
+    return TensorDescriptor.from_tensor(x, [rows, columns], box_layout(rows, columns, x.dtype))
 
 
 def variant(problem: Problem) -> hopper_configs.HopperConfig:
@@ -180,8 +190,8 @@ def _run(
     problem = beside(problem)
     per_id = arguments.table_arguments(problem)
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
-    units = triton.cdiv(V if problem.store_logits else limit, 128)
-    row_blocks = triton.cdiv(B, config.rows)
+    units = cdiv(V if problem.store_logits else limit, 128)
+    row_blocks = cdiv(B, config.rows)
     ctas = max(1, min(sm_count(device) // row_blocks, units))
     wants_mass = problem.want_logprob or problem.want_lse
     in_one_launch = meets(problem)
@@ -191,31 +201,31 @@ def _run(
         return torch.empty(shape, dtype=dtype, device=device)
 
     with arguments.on_device(device):
+        logits = empty(B, V) if problem.store_logits else None
+        rows = arguments.row_arguments(problem)
+        wide = config.bv > 128
+        num_sums = 0
+        if parts_tiles(units, ctas, cdiv(weight.shape[1], config.bd), row_blocks, config.bv):
+            # a place for two warpgroups a CTA, see `hopper_carry.places`
+            num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
+        state = workspace(B, num_sums, device) if in_one_launch or wide else None
+        ids = scores = best_ids = winner_logits = tile_max = tile_sum = None
+        if in_one_launch:
+            ids = empty(B, 1, dtype=torch.int64) if keys is None else keys
+        else:
+            scores, best_ids = empty(K, B, slots), empty(K, B, slots, dtype=torch.int32)
+            if wants_mass:
+                winner_logits, tile_max, tile_sum = empty(K, B, slots), empty(B, slots), empty(B, slots)
+        w, h = describe(weight, 128, config.bd), describe(hidden, config.box, config.bd)
+        # the last before the kernel, so that a GPU which has caught up has nothing else to wait for
         sparse_rows, sparse_ids, sparse_values, starts, spoiled = arguments.sparse_tables(
             problem,
             128,
             units + units % 2,
             0,  # a tile of two units may end past the last
         )
-        logits = empty(B, V) if problem.store_logits else None
-        rows = arguments.row_arguments(problem)
-        wide = config.bv > 128
-        num_sums = 0
-        if parts_tiles(units, ctas, triton.cdiv(weight.shape[1], config.bd), row_blocks, config.bv):
-            # a place for two warpgroups a CTA, see `hopper_carry.places`
-            num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
-        state = workspace(B, num_sums, device) if in_one_launch or wide else None
-        launch = ids = None
-        if in_one_launch:
-            ids = empty(B, 1, dtype=torch.int64) if keys is None else keys
-        else:
-            launch = arguments.Launch(
-                slots, rows, empty(K, B, slots), empty(K, B, slots, dtype=torch.int32),
-                empty(K, B, slots) if wants_mass else None, empty(B, slots) if wants_mass else None,
-                empty(B, slots) if wants_mass else None, logits, spoiled,
-            )  # fmt: skip
         ready(hopper_kernel)[(ctas * row_blocks,)](
-            w=describe(weight, 128, config.bd), h=describe(hidden, config.box, config.bd),
+            w=w, h=h,
             keys_ptr=state.keys if state and in_one_launch else None,
             counters_ptr=state.counters if state and in_one_launch else None, ids_ptr=ids,
             sums_ptr=state.sums if state and wide else None,
@@ -227,9 +237,8 @@ def _run(
             **{name: per_id[name] for name in per_id if name not in BESIDE},
             sparse_rows_ptr=sparse_rows, sparse_ids_ptr=sparse_ids, sparse_values_ptr=sparse_values,
             sparse_starts_ptr=starts,
-            score_ptr=launch.scores if launch else None, id_ptr=launch.ids if launch else None,
-            logit_ptr=launch.winner_logits if launch else None, max_ptr=launch.tile_max if launch else None,
-            sum_ptr=launch.tile_sum if launch else None, logits_ptr=logits,
+            score_ptr=scores, id_ptr=best_ids, logit_ptr=winner_logits, max_ptr=tile_max, sum_ptr=tile_sum,
+            logits_ptr=logits,
             HAS_SCALE=problem.logit_scale != 1.0, HAS_SOFTCAP=problem.softcap is not None, SINGLE=K == 1,
             WANT_MASS=wants_mass, GROUPED=problem.noise == "grouped",
             FAST=problem.math == "fast", PITCH_16=pitch_16(problem.logit_bias) and pitch_16(problem.mask),
@@ -239,7 +248,10 @@ def _run(
             KEYS=in_one_launch and keys is not None, RANKS=ranks,
             num_warps=4, maxnreg=MAX_REGISTERS, enable_fp_fusion=FUSE,
         )  # fmt: skip
-        if launch is not None:
+        if scores is not None and best_ids is not None:
+            launch = arguments.Launch(
+                slots, rows, scores, best_ids, winner_logits, tile_max, tile_sum, logits, spoiled
+            )
             return reduce_candidates(problem, launch, keys)._replace(implementation="hopper")
         assert ids is not None
         return SampleResult(ids, None, None, logits, "hopper")

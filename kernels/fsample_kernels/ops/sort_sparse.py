@@ -97,7 +97,7 @@ def sort_sparse(
     ordered = (torch.empty_like(rows), torch.empty_like(ids), torch.empty_like(values))
     starts = torch.empty(num_tiles + 1, dtype=torch.int64, device=ids.device)
     spoiled = torch.empty(num_rows, dtype=torch.bool, device=ids.device)
-    grid = sum(triton.cdiv(n, BLOCK) for n in (num, num_tiles + 1, num_rows))
+    grid = sum(-(-n // BLOCK) for n in (num, num_tiles + 1, num_rows))
     ready(sort_sparse_kernel)[(grid,)](
         rows, ids, values, *ordered, starts, spoiled, num, num_rows, num_tiles + 1, first_edge, vocab_size,
         BLOCK_V=block_v, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=FUSE,
