@@ -66,7 +66,7 @@ def doctor(
     """Show what works on this machine, and how to get the rest.
 
     Versions, GPU, driver, clocks, peer access between GPUs, what ranks need, the table that FSAMPLE_TABLE
-    names, samplers, timers and profilers.
+    names, whether FSAMPLE_CHECK has every call checked, samplers, timers and profilers.
     """
     if json and format not in (None, Format.json):
         raise UsageError(f"--json and --format {format.value} exclude each other", "give one of them")
@@ -84,6 +84,7 @@ def doctor(
         *findings.gpu(environment),
         *findings.ranks(environment),
         *findings.table(environment),
+        *findings.check(),
         *_packages(),
         *_samplers(attempt, quiet),
         *findings.timers(),

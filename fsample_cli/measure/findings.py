@@ -1,4 +1,4 @@
-"""What `fsample doctor` finds of the machine: host, GPUs, what ranks need, a measured table, timers."""
+"""What `fsample doctor` finds of the machine: host, GPUs, what ranks need, table, checked mode, timers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fsample_cli.hardware import find_gpu
 from fsample_cli.measure import cupti
 from fsample_cli.results import DoctorResult, Environment
-from fsample_kernels import tables
+from fsample_kernels import guard, tables
 
 
 def host(environment: Environment) -> Iterator[DoctorResult]:
@@ -117,6 +117,24 @@ def table(environment: Environment) -> Iterator[DoctorResult]:
             "table", tables.VARIABLE, "note", f"{detail}; none is used here ({here})",
             "run `fsample tune` on this GPU" if environment.gpu else "",
         )  # fmt: skip
+
+
+def check() -> Iterator[DoctorResult]:
+    """Whether calls are checked, and so wait for their device."""
+    try:
+        on = guard.active()
+    except ValueError as error:
+        yield DoctorResult(
+            "check", guard.VARIABLE, "missing", f"{error}: every call would fail", f"unset {guard.VARIABLE}"
+        )
+        return
+    if on:
+        yield DoctorResult(
+            "check", guard.VARIABLE, "note", "on: every call waits for its device and is checked",
+            f"unset {guard.VARIABLE} to measure, or to capture CUDA graphs",
+        )  # fmt: skip
+    else:
+        yield DoctorResult("check", guard.VARIABLE, "ok", "off: calls are not checked; 1 checks every one")
 
 
 def ranks(environment: Environment) -> Iterator[DoctorResult]:

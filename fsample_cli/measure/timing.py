@@ -19,6 +19,7 @@ from fsample_cli.errors import MissingError, UsageError
 from fsample_cli.measure.clocks import ClockReader, ClockReading
 from fsample_cli.measure.compilations import CompilationCounter
 from fsample_cli.measure.team import SOLO, Solo
+from fsample_kernels import guard
 
 TIMERS = ("auto", "cupti", "events", "wall")
 BUSY_MS = 100  # clocks of an idle GPU need about this long to come up
@@ -103,10 +104,12 @@ def choose_timer(requested: str, device: str) -> str:
     """The timer a run uses. `auto`: cupti where it can run, else CUDA events; the wall clock on a CPU.
 
     Raises MissingError when cupti is asked for by name and cannot run (never a silent second choice),
-    UsageError for a GPU timer on the CPU or the other way round.
+    UsageError for a GPU timer on the CPU or the other way round, and in checked mode.
     """
     from fsample_cli.measure import cupti
 
+    if guard.active():
+        raise UsageError(f"{guard.VARIABLE} would have the checks of every call timed", "unset it")
     if requested not in TIMERS:
         raise UsageError(f"--timer must be one of {', '.join(TIMERS)}, got {requested!r}", "try --timer auto")
     if device == "cpu":

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import library, reference, tables, validation
+from . import guard, library, reference, tables, validation
 from .bias_forms import LogitBias
 from .chunks import device_of
 from .types import Implementation, Math, Noise, Problem, SampleResult
@@ -89,7 +89,8 @@ def sample(
         disturbs another.
 
     Raises:
-        ValueError: naming argument, rule and value, before any launch. The host reads no tensor on a GPU.
+        ValueError: naming argument, rule and value, before any launch. The host reads no tensor on a GPU,
+            but in checked mode (`checked`), where a bad value on the device is a ValueError as well.
 
     Example:
         >>> import torch
@@ -206,7 +207,8 @@ def run(problem: Problem, implementation: str = "auto") -> SampleResult:
     if problem.num_samples == 0:  # the row results are still defined; no kernel needs to know this case
         one = run(dataclasses.replace(problem, num_samples=1), name)
         return one._replace(ids=one.ids[:, :0], logprob=None if one.logprob is None else one.logprob[:, :0])
-    result: SampleResult = choose(problem, name).run(problem)
+    draw = choose(problem, name).run
+    result: SampleResult = guard.run(problem, lambda: draw(problem)) if guard.active() else draw(problem)
     return result
 
 

@@ -199,3 +199,19 @@ def test_a_table_that_cannot_be_used_is_said_before_the_first_call_fails(
         assert "unset FSAMPLE_TABLE" in found.remedy
     monkeypatch.setenv("FSAMPLE_TABLE", "")
     assert rows(fsample("doctor", "--json"))["table", "FSAMPLE_TABLE"].detail.startswith("not set")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("value", "status", "words"), [("", "ok", "off"), ("1", "note", "on:"), ("x", "missing", "must be 1")]
+)
+def test_checked_mode_is_shown(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch, value: str, status: str, words: str
+) -> None:
+    from fsample_kernels import guard
+
+    guard._environment.cache_clear()
+    monkeypatch.setenv("FSAMPLE_CHECK", value)
+    found = rows(fsample("doctor", "--json"))["check", "FSAMPLE_CHECK"]
+    guard._environment.cache_clear()
+    assert found.status == status and words in found.detail and (status == "ok" or found.remedy)

@@ -13,6 +13,7 @@ from fsample_cli.measure.clocks import ClockReading, NoClocks
 from fsample_cli.measure.compilations import CompilationCounter
 from fsample_cli.measure.cupti import Activities, Launch, Span, spans_us
 from fsample_cli.measure.timing import Call, Timed, WallStopwatch, choose_timer, quantiles, time_interleaved
+from fsample_kernels import checked
 
 CPU = torch.device("cpu")
 
@@ -130,6 +131,11 @@ def test_a_retraced_frame_counts_as_a_compilation() -> None:
 def test_a_timer_that_does_not_fit_is_refused(timer: str, device: str, error: type[FsampleError]) -> None:
     with pytest.raises(error, match="--timer"):
         choose_timer(timer, device)
+
+
+def test_checked_calls_are_not_timed() -> None:
+    with checked(), pytest.raises(UsageError, match="FSAMPLE_CHECK would have the checks .* timed; unset it"):
+        choose_timer("auto", "cpu")
 
 
 def test_cupti_missing_is_an_error_when_asked_for_and_events_when_not(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsample_kernels import distributed, noise, sample
+from fsample_kernels import CheckError, checked, distributed, noise, sample
+from fsample_kernels.distributed.collectives import Team
 
 Options = dict[str, Any]
 
@@ -162,3 +164,29 @@ def far_id(rank: int, size: int) -> list[int]:
             result = distributed.sample(hidden, weight, seed=1, temperature=temperature, exchange=exchange)
             found.append(int(result.ids))
     return found
+
+
+def checked_calls(rank: int, size: int) -> list[str]:
+    """What checked calls say: with an id out of range on the last rank, with a bad tensor, and right ones."""
+    hidden, weight = exact_head(3, 300)
+    shard = weight.tensor_split(size)[rank]
+    best_ids = Team.best_ids
+    said = []
+
+    def planted(team: Team, keys: Tensor) -> Tensor:
+        return best_ids(team, keys) * 0 + 301
+
+    def call(**options: Any) -> None:
+        try:
+            distributed.sample(hidden, shard, seed=1, **options)
+            said.append("drew")
+        except (ValueError, CheckError) as error:
+            said.append(str(error))
+
+    with checked():
+        with mock.patch.object(Team, "best_ids", planted if rank == size - 1 else best_ids):
+            call()
+        call(temperature=torch.tensor([1.0, -1.0, 1.0]))
+        call()
+        call(exchange="log_mass", num_samples=3, want_logprob=True, mask=torch.zeros(300, dtype=torch.bool))
+    return said

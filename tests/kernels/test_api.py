@@ -188,8 +188,8 @@ def test_import_needs_no_triton_and_no_gpu() -> None:
 
 def test_public_names() -> None:
     assert sorted(fsample_kernels.__all__) == [
-        "Compiled", "Problem", "SampleResult", "compile_only", "compile_workers", "load_table", "sample",
-        "sample_logits", "warm_up", "warm_up_logits",
+        "CheckError", "Compiled", "Problem", "SampleResult", "checked", "compile_only", "compile_workers",
+        "load_table", "sample", "sample_logits", "warm_up", "warm_up_logits",
     ]  # fmt: skip
 
 

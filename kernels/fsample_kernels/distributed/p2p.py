@@ -9,6 +9,7 @@ import torch.distributed as dist
 import triton
 from torch import Tensor
 
+from .. import buffers
 from ..ops import exchange
 from .collectives import RankError, Team
 
@@ -49,14 +50,14 @@ class Link:
     def gather(self, words: Tensor) -> Tensor:
         """int64 words, the same shape on every rank -> [R, *shape]; one launch, nothing waits on the host."""
         self.check()
-        table = torch.empty((self.team.size, *words.shape), dtype=torch.int64, device=words.device)
+        table = buffers.empty((self.team.size, *words.shape), torch.int64, words.device)
         exchange.exchange(words.contiguous(), table, self.words, self.team.size, best=False)
         return table
 
     def best_ids(self, keys: Tensor) -> Tensor:
         """Ids of the largest keys, which never leave the kernel's registers."""
         self.check()
-        ids = torch.empty(keys.shape, dtype=torch.int64, device=keys.device)
+        ids = buffers.empty(tuple(keys.shape), torch.int64, keys.device)
         exchange.exchange(keys.contiguous(), ids, self.words, self.team.size, best=True)
         return ids
 

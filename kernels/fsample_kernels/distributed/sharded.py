@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import validation
+from .. import guard, validation
 from ..bias_forms import LogitBias
 from ..types import Implementation, Math, Noise, SampleResult
 from . import exchanges, shards
@@ -134,12 +134,16 @@ def sample(
         want_lse=want_lse or want_logprob or chosen == "log_mass",
         num_samples=max(num_samples, 1),
     )
-    result = exchanges.run(team, needed, name, chosen, is_new)
+
+    def draw() -> SampleResult:
+        drawn = exchanges.run(team, needed, name, chosen, is_new)
+        return drawn._replace(implementation=f"{drawn.implementation}+{chosen}")
+
+    result = guard.run_rank(needed, draw, lambda: check(group)) if guard.active() else draw()
     return result._replace(
         ids=result.ids[:, :num_samples],
         logprob=None if result.logprob is None else result.logprob[:, :num_samples],
         lse=result.lse if want_lse else None,
-        implementation=f"{result.implementation}+{chosen}",
     )
 
 

@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fsample_kernels import buffers
 from fsample_kernels.ops.sort_sparse import sort_sparse
 from fsample_kernels.types import Problem
 
@@ -132,7 +133,7 @@ def prepare(problem: Problem, block_v: int) -> Launch:
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return buffers.empty(shape, dtype, device)
 
     scores = empty(K, B, T)
     ids = empty(K, B, T, dtype=torch.int32)

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fsample_kernels import tables
+from fsample_kernels import buffers, tables
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
 from fsample_kernels.ops.compiling import FUSE, ready
@@ -159,7 +159,8 @@ def run(problem: Problem) -> SampleResult:
 
 def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
     """The result, which leaves its ids to the keys, and the keys [B, K] int64; see `words.pack_key`."""
-    keys = torch.empty(problem.num_rows, problem.num_samples, dtype=torch.int64, device=device_of(problem))
+    shape = (problem.num_rows, problem.num_samples)
+    keys = buffers.empty(shape, torch.int64, device_of(problem))
     return _run(problem, keys), keys
 
 
@@ -198,7 +199,7 @@ def _run(
     slots = 0 if in_one_launch else (ctas if K == 1 else units)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return buffers.empty(shape, dtype, device)
 
     with arguments.on_device(device):
         logits = empty(B, V) if problem.store_logits else None
@@ -209,6 +210,8 @@ def _run(
             # a place for two warpgroups a CTA, see `hopper_carry.places`
             num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
         state = workspace(B, num_sums, device) if in_one_launch or wide else None
+        if state and wide:
+            buffers.spoil(state.sums)
         ids = scores = best_ids = winner_logits = tile_max = tile_sum = None
         if in_one_launch:
             ids = empty(B, 1, dtype=torch.int64) if keys is None else keys

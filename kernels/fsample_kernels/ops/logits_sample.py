@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fsample_kernels import buffers
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, configs
 from fsample_kernels.ops.compiling import FUSE, ready
@@ -70,7 +71,8 @@ def run(problem: Problem) -> SampleResult:
 
 def candidates(problem: Problem) -> tuple[SampleResult, Tensor]:
     """The result and the keys of its ids, [B, K] int64; see `words.pack_key`."""
-    keys = torch.empty(problem.num_rows, problem.num_samples, dtype=torch.int64, device=device_of(problem))
+    shape = (problem.num_rows, problem.num_samples)
+    keys = buffers.empty(shape, torch.int64, device_of(problem))
     return _run(problem, keys), keys
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsample_kernels import noise
+from fsample_kernels import buffers, noise
 from fsample_kernels.ops import arguments
 from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.device import log2_exponential, philox, uniform64
@@ -75,7 +75,7 @@ def pick_rank(
     A greedy bool serves all rows. Rows whose lse are all -inf, or NaN, get any rank.
     """
     num_ranks, num_rows = lse.shape
-    rank = torch.empty(num_rows, num_samples, dtype=torch.int64, device=lse.device)
+    rank = buffers.empty((num_rows, num_samples), torch.int64, lse.device)
     seed_tensor, position_tensor = arguments.row_tensor(seed), arguments.row_tensor(position)
     if isinstance(greedy, bool):
         greedy_tensor = torch.ones((), dtype=torch.bool, device=lse.device) if greedy else None

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fsample_kernels import buffers
 from fsample_kernels.ops.arguments import Launch
 from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
@@ -122,9 +123,9 @@ def reduce_candidates(problem: Problem, launch: Launch, keys: Tensor | None = No
     """Pick each row's winner among the candidates of `launch`; fill keys [B, K] where given."""
     K, B, _ = launch.scores.shape
     device = launch.scores.device
-    ids = torch.empty(B, K, dtype=torch.int64, device=device)
-    logprob = torch.empty(B, K, dtype=torch.float32, device=device) if problem.want_logprob else None
-    lse = torch.empty(B, dtype=torch.float32, device=device) if problem.want_lse else None
+    ids = buffers.empty((B, K), torch.int64, device)
+    logprob = buffers.empty((B, K), torch.float32, device) if problem.want_logprob else None
+    lse = buffers.empty((B,), torch.float32, device) if problem.want_lse else None
     values = kernel_arguments(launch, ids, logprob, lse, keys)
     ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4, enable_fp_fusion=FUSE)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fsample_kernels import buffers
 from fsample_kernels.ops.compiling import FUSE, ready
 
 BLOCK = 128  # entries a program makes
@@ -95,8 +96,8 @@ def sort_sparse(
     if num > MANY:
         return sort_many(triples, num_rows, vocab_size, first_edge, num_tiles, block_v)
     ordered = (torch.empty_like(rows), torch.empty_like(ids), torch.empty_like(values))
-    starts = torch.empty(num_tiles + 1, dtype=torch.int64, device=ids.device)
-    spoiled = torch.empty(num_rows, dtype=torch.bool, device=ids.device)
+    starts = buffers.empty((num_tiles + 1,), torch.int64, ids.device)
+    spoiled = buffers.empty((num_rows,), torch.bool, ids.device)
     grid = sum(-(-n // BLOCK) for n in (num, num_tiles + 1, num_rows))
     ready(sort_sparse_kernel)[(grid,)](
         rows, ids, values, *ordered, starts, spoiled, num, num_rows, num_tiles + 1, first_edge, vocab_size,
