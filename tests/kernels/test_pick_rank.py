@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fsample_kernels.distributed.merge import _pick_rank
+from fsample_kernels.ops.compiling import compile_only
 from fsample_kernels.ops.pick_rank import pick_rank
 
 pytestmark = pytest.mark.interpreter
@@ -36,3 +37,17 @@ def test_as_torch_draws(seed: Any, position: Any, greedy: Any) -> None:
     assert not bool((got[:20] == 1).any())  # no mass, no draw
     if greedy is not True:
         assert set(got.flatten().tolist()) == {0, 1, 2}
+
+
+def test_where_kernels_are_compiled_only_every_rank_is_one_to_index_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # what is allocated holds the largest integer
+    try:
+        with compile_only():
+            ranks = pick_rank(torch.zeros(2, 3), 4, 1, 0, False)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert ranks.tolist() == [[0] * 4] * 3

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fsample_kernels import buffers, noise
 from fsample_kernels.ops import arguments
-from fsample_kernels.ops.compiling import FUSE, ready
+from fsample_kernels.ops.compiling import FUSE, active, ready
 from fsample_kernels.ops.device import log2_exponential, philox, uniform64
 
 BLOCK = 128
@@ -93,4 +93,4 @@ def pick_rank(
             greedy_tensor, arguments.stride_of(greedy_tensor),
             RANKS=num_ranks, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=FUSE,
         )  # fmt: skip
-    return rank
+    return rank.zero_() if active() else rank  # where nothing was picked: callers index by it
