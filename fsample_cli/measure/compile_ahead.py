@@ -51,6 +51,10 @@ def compile_ahead(
     """Compile what our samplers need on heads [V, D] at those batch sizes; others prepare themselves later.
 
     On a CPU nothing is compiled. What a sampler cannot run here its own preparation will say.
+
+    Ranks of a split head make the same calls in the same order: in them they compare what they hold, and open
+    the link over which they will write, but no kernel waits for a peer. Each compiles for itself, since no
+    rank can make such a call alone; from a cache on disk that they share the slower ones take what is there.
     """
     ours = [sampler for sampler in samplers if isinstance(sampler, (Fused, Unfused))]
     if not any(weight.is_cuda for weight in weights):

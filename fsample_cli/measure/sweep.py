@@ -74,10 +74,12 @@ def sweep(
         load(name, transform)  # a wrong name is found before gigabytes are made
     weight = load_weight(workload, settings.device, settings.seed)
     compiled = ""
-    if device.type == "cuda" and team.size == 1:  # ranks that exchange compile in their own first calls
+    if device.type == "cuda":
         progress.stage("compiling")
-        ours = [load(name, change) for name in names for change in {transform, Transform()}]
+        changes = dict.fromkeys((transform, Transform()))  # in one order on every rank
+        ours = [load(name, change) for name in names for change in changes]
         compiled = compile_ahead(ours, [weight], [*batches, gate.SMALL_ROWS], settings.temperature).text
+        team.meet()  # a rank that still compiles is waited for here, and not by a kernel of another
     contenders = [_admit(name, transform, weight, device, settings, progress, team, load) for name in names]
     stopped = ""
     results: list[BenchResult] = []

@@ -29,6 +29,9 @@ class Solo:
         """The note of a sampler, empty only where every rank may run it: the others must not wait for one."""
         return note
 
+    def meet(self) -> None:
+        """Wait for the others."""
+
     def before_call(self, flush: Callable[[], None] | None) -> Callable[[], None] | None:
         """What runs before each timed call."""
         return flush
@@ -52,6 +55,9 @@ class Ranks(Solo):
         notes: list[str] = [""] * self.size
         dist.all_gather_object(notes, note)
         return next((text for text in notes if text), "")
+
+    def meet(self) -> None:
+        dist.barrier()
 
     def before_call(self, flush: Callable[[], None] | None) -> Callable[[], None] | None:
         if self.device is None:

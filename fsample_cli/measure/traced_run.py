@@ -64,9 +64,10 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None], team
     loaded = {name: load(name, transform) for name in run.names}
     weight = load_weight(run.workload, run.device, run.seed)
     compiled = ""
-    if device.type == "cuda" and team.size == 1:  # ranks that exchange compile in their own first calls
+    if device.type == "cuda":
         stage("compiling")
         compiled = compile_ahead(loaded.values(), [weight], run.batches, run.temperature).text
+        team.meet()
     flush = make_flush(device)
     ran: dict[str, tuple[str, str | None]] = {}
     notes: list[str] = []
