@@ -64,6 +64,10 @@ def bench(
     tp: TpOption = 1,
     temperature: TemperatureOption = 1.0,
     timer: TimerOption = "auto",
+    graph: Annotated[
+        bool,
+        typer.Option("--graph/--no-graph", help="Capture each call in a CUDA graph once, and time replays."),
+    ] = False,
     warmup: WarmupOption = 25,
     iterations: IterationsOption = 100,
     runs: RunsOption = None,
@@ -92,6 +96,10 @@ def bench(
     head bias, soft-cap, logprob, lse, four samples, element noise; each alone, with values that change no
     token, and gated by the plain call's ids.
 
+    With --graph, on a GPU: each call as an engine runs it, without the host between its launches. Seed and
+    position of a replay are those of the capture; samplers that draw from torch's generator go on drawing.
+    One replay is gated too; what cannot be captured gets a row that says why, and no time.
+
     Stopped by SIGINT or SIGTERM it still writes the batches that had ended, marked as unfinished (exit code
     130 or 143; with --tp nothing is kept).
     """
@@ -112,6 +120,10 @@ def bench(
                 "leave out --sampler, --baseline and --tp",
             )
         baseline = "fused"
+    if graph and where != "cuda":
+        raise UsageError(
+            f"--graph replays CUDA graphs and needs a GPU, got --device {where}", "leave out --graph"
+        )
     names = samplers.FEATURES if features else parse_samplers(sampler, known, default)
     bases = {name.partition(":")[0] for name in names if not samplers.is_user_function(name)}
     if baseline is not None and baseline not in bases.union(names):
@@ -143,7 +155,7 @@ def bench(
         done = session.run(
             names, workload, batches, device=where, timer=timer, warmup=warmup, iterations=iterations,
             runs=rounds, cold=cold, temperature=temperature, seed=seed, baseline=baseline,
-            progress=Progress(stage, tick), team=team,
+            progress=Progress(stage, tick), team=team, graph=graph,
         )  # fmt: skip
     if team.rank > 0:
         return

@@ -36,7 +36,7 @@ def make_row(
         algorithm=sampler.algorithm,
         implementation=sampler.implementation,
         batch=batch,
-        timer=settings.timer,
+        timer=settings.timed_by,
         iterations=len(samples),
         samples_us=samples,
         median_us=median,

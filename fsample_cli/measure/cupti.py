@@ -118,12 +118,17 @@ def spans_us(windows: Iterable[tuple[int, int]], activities: Activities) -> list
 class CuptiStopwatch:
     """Synchronises before and after each call, so that one iteration's kernels never overlap the next
     one's flush.
+
+    Replays of a graph (`graph`): every node has the correlation of the launch of its graph. What torch
+    launches before it, the state of its generator for the replay, is the host's and left out.
     """
 
     name = "cupti"
-    includes = "CUPTI span: first kernel start to last kernel end, gaps between kernels included"
 
-    def __init__(self) -> None:
+    def __init__(self, graph: bool = False) -> None:
+        self._graph = graph
+        span = "CUPTI span of a graph's replay" if graph else "CUPTI span"
+        self.includes = f"{span}: first kernel start to last kernel end, gaps between kernels included"
         self._cupti: Any = importlib.import_module("cupti.cupti")
         kind = self._cupti.ActivityKind
         self._device_kinds = (kind.CONCURRENT_KERNEL, kind.MEMCPY, kind.MEMSET)
@@ -159,6 +164,8 @@ class CuptiStopwatch:
     def _completed(self, records: list[Any]) -> None:
         for record in records:
             if record.kind in self._device_kinds:
+                if self._graph and not record.graph_id:
+                    continue
                 name = record.name if record.kind == self._device_kinds[0] else "copy or memset"
                 self._activities.spans.append(Span(record.start, record.end, record.correlation_id, name))
             else:

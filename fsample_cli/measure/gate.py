@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsample_cli.exactness.goodness_of_fit import chi_squared, softmax64
+from fsample_cli.measure.graphs import Captured
+from fsample_cli.samplers.fused import Fused
 from fsample_cli.samplers.protocol import IDENTITY, HoldsColumns, Sampler, Transform
+from fsample_cli.samplers.unfused import Unfused
 
 SMALL_VOCAB = 512
 SMALL_ROWS = 256
@@ -141,6 +144,28 @@ def check_shape(
     if p < ALPHA:
         return Verdict(False, f"{ids.numel()} draws lie wrongly in their distributions ({by}), p = {p:.1e}")
     return Verdict(True, f"ids in range, places p = {p:.3f}", ids.numel())
+
+
+def check_replay(sampler: Sampler, hidden: Tensor, weight: Tensor, captured: Captured) -> Verdict:
+    """One replay of a captured call on these tensors, over an output that was spoiled before.
+
+    Ours are functions of seed, position and tensors: the ids are those of the call outside of the graph. Of
+    others, whose generator goes on, ids lie in range; without a draw the logits are right.
+    """
+    captured.output.fill_(float("nan") if captured.output.is_floating_point() else -1)
+    captured.replay()
+    rows, vocab = hidden.shape[0], weight.shape[0]
+    if not sampler.draws:
+        held = sampler.columns(vocab) if isinstance(sampler, HoldsColumns) else slice(None)
+        return _check_logits(captured.output, hidden, weight[held], min(rows, SHAPE_ROWS))
+    problem = _range_problem(captured.output, rows, vocab)
+    if problem is not None:
+        return Verdict(False, f"replayed: {problem}")
+    if isinstance(sampler, (Fused, Unfused)):
+        wrong = int((captured.output != captured.eager).sum())
+        if wrong:
+            return Verdict(False, f"replayed: {wrong} of {rows} ids differ from those outside of the graph")
+    return Verdict(True, "replayed")
 
 
 def _range_problem(ids: Tensor, rows: int, vocab: int) -> str | None:

@@ -12,6 +12,7 @@ from fsample_cli.errors import UsageError
 from fsample_cli.hardware import ceilings, find_gpu
 from fsample_cli.measure import cold_cache, environment
 from fsample_cli.measure.clocks import make_clock_reader
+from fsample_cli.measure.graphs import POSITION, CudaCapture
 from fsample_cli.measure.settings import Progress, Settings
 from fsample_cli.measure.sweep import Outcome, sweep
 from fsample_cli.measure.team import SOLO, Solo, same_counts
@@ -45,32 +46,35 @@ def run(
     baseline: str | None,
     progress: Progress,
     team: Solo = SOLO,
+    graph: bool = False,
 ) -> Session:
     """Choose the timer, time every sampler at every batch size, describe how. Raises what `choose_timer` and
-    `sweep` raise, before anything is timed.
+    `sweep` raise, before anything is timed. graph: on a GPU alone, see `graphs`.
     """
     chosen = choose_timer(timer, device) if team.size == 1 else timer_of_ranks(timer, device)
     if team.size > 1:
         warmup, iterations, runs = same_counts((warmup, iterations, runs))
     found = environment.collect()
     gpu = find_gpu(found.gpu) if device == "cuda" else None
-    settings = Settings(device, chosen, warmup, iterations, temperature, seed, baseline, gpu, runs)
+    settings = Settings(device, chosen, warmup, iterations, temperature, seed, baseline, gpu, runs, graph)
     outcome = sweep(
         names,
         workload,
         batches,
         settings,
-        make_stopwatch=lambda: make_stopwatch(chosen),
+        make_stopwatch=lambda: make_stopwatch(chosen, graph),
         flush=cold_cache.make_flush(torch.device(device)) if cold else None,
         clock_reader=make_clock_reader(device),
         progress=progress,
         team=team,
         load=loader(team),
+        capture=CudaCapture(torch.device(device)) if graph else None,
     )
     bandwidth, rate = (None, None) if gpu is None else ceilings(gpu, workload.dtype)
     described: dict[str, Json] = {
-        "timer": chosen,
-        "span": make_stopwatch(chosen).includes,
+        "timer": settings.timed_by,
+        "span": make_stopwatch(chosen, graph).includes,
+        **(replays() if graph else {}),
         "cache": cold_cache.describe(torch.device(device), cold),
         "warmup": warmup,
         "iterations": iterations,
@@ -105,6 +109,15 @@ def timer_of_ranks(requested: str, device: str) -> str:
             "use --timer events or auto",
         )
     return choose_timer("events" if (requested, device) == ("auto", "cuda") else requested, device)
+
+
+def replays() -> dict[str, Json]:
+    """What a replayed call repeats and what it does not."""
+    return {
+        "graph": True,
+        "replays": f"of one captured call, at position {POSITION}: its seed and position are every replay's; "
+        "torch's generator goes on",
+    }
 
 
 def across(team: Solo, device: str) -> dict[str, Json]:

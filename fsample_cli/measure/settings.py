@@ -21,6 +21,12 @@ class Settings:
     baseline: str | None  # sampler name that speed-ups refer to; None picks fi2, else multinomial
     gpu: Gpu | None  # for the roofline
     runs: int = 1  # of that many iterations
+    graph: bool = False  # calls are captured once and replayed
+
+    @property
+    def timed_by(self) -> str:
+        """The timer as rows and records name it: what it timed belongs to it."""
+        return f"{self.timer}+graph" if self.graph else self.timer
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fsample_cli.measure import gate
 from fsample_cli.measure.bench_rows import across_ranks, make_row, over_ranks
 from fsample_cli.measure.clocks import ClockReader
 from fsample_cli.measure.compile_ahead import compile_ahead
+from fsample_cli.measure.graphs import POSITION, Capture, Captured, NotCaptured
 from fsample_cli.measure.inputs import load_weight, make_hidden
 from fsample_cli.measure.settings import Progress, Settings
 from fsample_cli.measure.team import SOLO, Solo
@@ -60,13 +61,16 @@ def sweep(
     progress: Progress = Progress(),  # noqa: B008 - frozen
     team: Solo = SOLO,
     load: Callable[[str, Transform], Sampler] = samplers.load,
+    capture: Capture | None = None,
 ) -> Outcome:
     """Gate and time every named sampler at every batch size.
 
     A sampler that cannot run here, or not on this shape, gets rows that say why, and the run goes on. One
     that fails its gate gets no time. Raises MissingError when the head does not fit in memory, FsampleError
     for unknown names. On a team of ranks every one runs it and gets the same rows;
-    `load` makes their samplers. A KeyboardInterrupt after the first batch, on one rank, ends the run there.
+    `load` makes their samplers. With `capture` each call is captured, one replay gated, and replays are
+    timed; what cannot be captured gets a row that says why. A KeyboardInterrupt after the first batch, on one
+    rank, ends the run there.
     """
     device = torch.device(settings.device)
     transform = Transform(workload.logit_scale, workload.softcap)
@@ -89,7 +93,7 @@ def sweep(
         try:
             rows, found = _one_batch(
                 contenders, hidden, weight, transform, workload, settings, stopwatch=make_stopwatch(),
-                flush=flush, clock_reader=clock_reader, progress=progress, team=team,
+                flush=flush, clock_reader=clock_reader, progress=progress, team=team, capture=capture,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
             if team.size > 1 or not results:  # the other ranks are inside a call that this one has left
@@ -149,26 +153,43 @@ def _one_batch(
     clock_reader: ClockReader,
     progress: Progress,
     team: Solo,
+    capture: Capture | None,
 ) -> tuple[list[BenchResult], list[str]]:
     batch = hidden.shape[0]
     notes = [c.problem for c in contenders]
-    for k, contender in enumerate(contenders):
-        if not notes[k]:
-            progress.stage(f"B={batch}: preparing {contender.sampler.name}")
-            notes[k] = team.agree(_prepare(contender.sampler, hidden, weight, transform, settings))
-    runners = [k for k, text in enumerate(notes) if not text]
-    progress.stage(f"B={batch}: timing")
-    timed = time_interleaved(
-        [_call(contenders[k].sampler, hidden, weight, settings) for k in runners],
-        stopwatch=stopwatch,
-        device=hidden.device,
-        warmup=settings.warmup,
-        iterations=settings.iterations * settings.runs,
-        flush=flush,
-        clock_reader=clock_reader,
-        tick=progress.tick,
-        team=team,
-    )
+    calls: dict[int, Call] = {}
+    graphs: list[Captured] = []
+    try:
+        for k, contender in enumerate(contenders):
+            if notes[k]:
+                continue
+            sampler = contender.sampler
+            progress.stage(f"B={batch}: preparing {sampler.name}")
+            notes[k] = team.agree(_prepare(sampler, hidden, weight, transform, settings))
+            eager = _call(sampler, hidden, weight, settings)
+            if capture is None:
+                calls[k] = eager
+            elif not notes[k]:
+                progress.stage(f"B={batch}: capturing {sampler.name}")
+                notes[k] = _capture(sampler, eager, hidden, weight, capture, graphs, team)
+                if not notes[k]:
+                    calls[k] = _replay(graphs[-1])
+        runners = [k for k, text in enumerate(notes) if not text]
+        progress.stage(f"B={batch}: timing")
+        timed = time_interleaved(
+            [calls[k] for k in runners],
+            stopwatch=stopwatch,
+            device=hidden.device,
+            warmup=settings.warmup,
+            iterations=settings.iterations * settings.runs,
+            flush=flush,
+            clock_reader=clock_reader,
+            tick=progress.tick,
+            team=team,
+        )
+    finally:
+        for graph in graphs:
+            graph.free()
     fastest = dict(zip(runners, timed.fastest_us, strict=True)) if team.size > 1 else {}
     samples = dict(zip(runners, timed.samples_us, strict=True))
     medians: dict[str, float] = {}
@@ -215,12 +236,38 @@ def _prepare(
     return "" if verdict.passed else f"failed its gate: {verdict.reason}"
 
 
+def _capture(
+    sampler: Sampler,
+    call: Callable[[int], Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    capture: Capture,
+    graphs: list[Captured],
+    team: Solo,
+) -> str:
+    """Empty when the last of `graphs` is the call, else the note of its row; the same on every rank."""
+    note = ""
+    try:
+        graphs.append(capture(lambda: call(POSITION)))
+    except NotCaptured as error:
+        note = f"not captured: {error}"
+    note = team.agree(note)  # before the replay, in which the others would wait
+    if note:
+        return note
+    verdict = gate.check_replay(sampler, hidden, weight, graphs[-1])
+    return team.agree("" if verdict.passed else f"failed its gate: {verdict.reason}")
+
+
+def _replay(graph: Captured) -> Call:
+    return lambda iteration: graph.replay()
+
+
 def _why(sampler: Sampler, error: SamplerUnavailable | ShapeUnsupported) -> str:
     kind = "unavailable" if isinstance(error, SamplerUnavailable) else "unsupported"
     return f"{kind}: {str(error).removeprefix(f'{sampler.name}: ')}"
 
 
-def _call(sampler: Sampler, hidden: Tensor, weight: Tensor, settings: Settings) -> Call:
+def _call(sampler: Sampler, hidden: Tensor, weight: Tensor, settings: Settings) -> Callable[[int], Tensor]:
     def call(iteration: int) -> Tensor:
         return sampler.sample(
             hidden, weight, temperature=settings.temperature, seed=settings.seed, position=iteration

@@ -71,9 +71,13 @@ class EventStopwatch:
     """CUDA events around a call. The flush keeps the GPU busy, so that the host runs ahead of it."""
 
     name = "events"
-    includes = "CUDA events: kernels, gaps between them, and launch work that the flush does not hide"
 
-    def __init__(self) -> None:
+    def __init__(self, graph: bool = False) -> None:
+        self.includes = (
+            "CUDA events: a graph's replay, with what torch hands its generator's state over by"
+            if graph
+            else "CUDA events: kernels, gaps between them, and launch work that the flush does not hide"
+        )
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._samples: list[float] = []
 
@@ -132,13 +136,13 @@ def choose_timer(requested: str, device: str) -> str:
     return "events"
 
 
-def make_stopwatch(timer: str) -> Stopwatch:
-    """A fresh stopwatch of the kind that `choose_timer` returned."""
+def make_stopwatch(timer: str, graph: bool = False) -> Stopwatch:
+    """A fresh stopwatch of the kind that `choose_timer` returned; graph: calls are replays of CUDA graphs."""
     if timer == "cupti":
         from fsample_cli.measure.cupti import CuptiStopwatch
 
-        return CuptiStopwatch()
-    return EventStopwatch() if timer == "events" else WallStopwatch()
+        return CuptiStopwatch(graph)
+    return EventStopwatch(graph) if timer == "events" else WallStopwatch()
 
 
 def keep_busy(device: torch.device, milliseconds: float = BUSY_MS) -> None:

@@ -23,9 +23,12 @@ def mix(seed: int, position: int) -> int:
 def seed_default_generator(device: torch.device, seed: int, position: int) -> None:
     """Seed one device's default generator. Host work only: no launch, no synchronisation.
 
-    torch.manual_seed would also walk every other back end, which shows in wall-clock times.
+    torch.manual_seed would also walk every other back end, which shows in wall-clock times. While a CUDA
+    graph is captured nothing is seeded, since that is an error: replays go on from where the generator is.
     """
     if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(mix(seed, position))
     else:

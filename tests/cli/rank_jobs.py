@@ -10,9 +10,13 @@ import torch
 from fsample_cli.errors import FsampleError
 from fsample_cli.launch import Place
 from fsample_cli.measure.clocks import make_clock_reader
+from fsample_cli.measure.compilations import CompilationCounter
+from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.team import Ranks, lost_ranks, same_counts
 from fsample_cli.measure.timing import WallStopwatch, time_interleaved
 from fsample_cli.samplers import tensor_parallel
+from fsample_kernels import distributed
+from tests.kernels.rank_jobs import exact_head
 
 
 def time_a_slow_rank(rank: int, size: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
@@ -58,3 +62,28 @@ def gather_products(rank: int, size: int) -> list[bool]:
 def agree_on_notes(rank: int, size: int) -> list[str]:
     team = Ranks(Place(rank, size, rank, None))
     return [team.agree(""), team.agree("no compiler" if rank == 1 else "")]
+
+
+def head_of_ranks() -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [64, 64] and the whole head [8192, 64], exact in bf16, the same on every GPU."""
+    return exact_head(64, 8192, 64)
+
+
+def compile_then_draw(
+    rank: int, size: int
+) -> tuple[list[str], list[str], dict[tuple[str, int], torch.Tensor]]:
+    """Kernels compiled ahead, what the draws compiled after all, and ids by exchange and batch size."""
+    hidden, weight = (x.bfloat16().cuda() for x in head_of_ranks())
+    made = {exchange: tensor_parallel.load(f"fused:{exchange}") for exchange in tensor_parallel.EXCHANGES}
+    found = compile_ahead(made.values(), [weight], [1, 64], 1.0)
+    torch.distributed.barrier()
+    with CompilationCounter() as counter:
+        drawn = {
+            (exchange, batch): sampler.sample(
+                hidden[:batch], weight, temperature=1.0, seed=5, position=2
+            ).cpu()
+            for exchange, sampler in made.items()
+            for batch in (1, 64)
+        }
+    distributed.check()
+    return [kernel.kernel for kernel in found.kernels], counter.events, drawn
