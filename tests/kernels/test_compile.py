@@ -31,6 +31,7 @@ from fsample_kernels.ops import (
     reduce_candidates,
     sort_sparse,
 )
+from fsample_kernels.ops.compiling import FUSE
 from fsample_kernels.types import Problem
 
 pytestmark = pytest.mark.skipif(
@@ -116,7 +117,8 @@ def source_of(work: Job) -> tuple[ASTSource, dict[str, int]]:
     kernel = KERNELS[work.kernel]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in work.aligned}
     source = ASTSource(fn=kernel, signature=work.signature, constexprs=work.constants, attrs=attributes)
-    return source, {"num_warps": work.num_warps, "num_stages": work.num_stages}
+    options = {"num_warps": work.num_warps, "num_stages": work.num_stages, "enable_fp_fusion": FUSE}
+    return source, options
 
 
 def compile_job(work: Job) -> Usage:

@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fsample_kernels.ops.compiling import FUSE
 from tests.kernels import bisection, ptx, stage_kernels
 
 pytestmark = [
@@ -33,7 +34,8 @@ def compiled(fast: bool, folder: Path) -> ptx.Kernel:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder))
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+        options = {"num_warps": 4, "enable_fp_fusion": FUSE}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return ptx.Kernel(made.asm["ptx"], BLOCK)
 
 
