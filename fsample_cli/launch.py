@@ -19,6 +19,7 @@ from fsample_cli.errors import FsampleError, UsageError
 
 PLACE = "FSAMPLE_RANK"  # "rank/size/file of the store", for ranks that `supervise` starts
 GRACE_S = 5.0  # how long rank 0 may take to say itself what went wrong on another rank
+END_S = 20.0  # how long the others may take after rank 0: a profiler writes down what it saw of them
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> int
     while True:
         codes = [process.poll() for process in ranks]
         if codes[0] is not None:
+            end = time.monotonic() + (END_S if codes[0] == 0 else 0)
+            while time.monotonic() < end and any(process.poll() is None for process in ranks):
+                time.sleep(0.02)
             return codes[0] if codes[0] >= 0 else 128 - codes[0]
         failed = next((rank for rank, code in enumerate(codes) if code not in (None, 0)), None)
         if failed is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fsample_cli import launch, samplers
-from fsample_cli.errors import MissingError, UsageError
+from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.options import (
     BatchOption,
     CheckpointOption,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fsample_cli.measure.traced_run import Traced
 
 DEFAULT_SAMPLERS = ("fused", "gemm", "multinomial-eager", "fi2")
+TP_DEFAULT_SAMPLERS = DEFAULT_SAMPLERS[:-1]  # all ranks would wait for FlashInfer's build, twice with nsys
 
 
 def trace(
@@ -101,12 +102,14 @@ def trace(
 
     With --tp every rank runs and names itself in its ranges' category; the Chrome trace and the table are
     rank 0's, the .nsys-rep holds all.
+
+    Samplers: fused, gemm, multinomial-eager and, on one rank, fi2, unless --sampler names others.
     """
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))
     target = check_output(format, output, force)
     known = samplers.NAMES if tp == 1 else samplers.TP_NAMES
-    names = parse_samplers(sampler, known, DEFAULT_SAMPLERS)
+    names = parse_samplers(sampler, known, DEFAULT_SAMPLERS if tp == 1 else TP_DEFAULT_SAMPLERS)
     where = resolve_device(device)
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states, device=where,
@@ -157,16 +160,20 @@ def trace(
     }
     for text in filter(None, (traced.compiled, *traced.notes)):
         note(text, quiet)
+    failure: FsampleError | None = None
     if found is not None and place is not None and place.store is None:
         note("torchrun has started these ranks: nsys must be around it; only the Chrome trace", quiet)
     elif found is not None:
-        settings.update(_under_nsys(found, chrome, nsys_libraries, quiet))
+        report, failure = _try_nsys(found, chrome, nsys_libraries, quiet)
+        settings.update(report)
     elif where == "cuda" and nsys is None:
         note(f"no nsys found: only {chrome}; {INSTALL}", quiet)
     with chrome.open(encoding="utf-8") as file:
         rows = kernel_times(json.load(file), traced.ran)
     record = Record("trace", command_line(), environment.collect(), inputs.describe(workload), rows, settings)
     write_report(record, target)
+    if failure is not None:
+        raise failure
 
 
 def _check(traced: Traced) -> None:
@@ -175,6 +182,16 @@ def _check(traced: Traced) -> None:
             f"trace: no sampler could be traced, so nothing is written: {'; '.join(traced.notes)}",
             "fsample doctor says what works here",
         )
+
+
+def _try_nsys(
+    nsys: Nsys, chrome: Path, libraries: Path | None, quiet: bool
+) -> tuple[dict[str, Json], FsampleError | None]:
+    """What to record of the run under nsys, and its error if any: the Chrome trace needs no nsys."""
+    try:
+        return _under_nsys(nsys, chrome, libraries, quiet), None
+    except FsampleError as error:
+        return {"nsys_problem": error.message}, error
 
 
 def _under_nsys(nsys: Nsys, chrome: Path, libraries: Path | None, quiet: bool) -> dict[str, Json]:

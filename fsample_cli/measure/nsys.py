@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from fsample_cli.errors import FsampleError
 DOMAIN_EVENT = 75  # NVTX_EVENTS.eventType of a domain's name
 PUSH_POP_EVENT = 59  # ... of a finished push/pop range
 UNDER_NSYS = "FSAMPLE_UNDER_NSYS"  # tells the child, whatever variables this nsys sets itself
+LIMIT_S = 240.0  # of a profiled run, which takes seconds once its kernels are compiled
+END_S = 20.0  # of nsys after it was told to end
 INSTALL = "install Nsight Systems (nsys), or trace with --no-nsys"
 
 
@@ -60,13 +63,18 @@ def _importer(folder: Path) -> Path | None:
 
 
 def profile_command(nsys: Nsys, stem: Path, child: Sequence[str]) -> list[str]:
-    """The nsys call: CUDA and NVTX only, no CPU sampling, `stem`.nsys-rep (or .qdstrm) overwritten."""
-    options = ["-t", "cuda,nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(stem)]
+    """The nsys call: CUDA and NVTX only, no CPU sampling, `stem`.nsys-rep (or .qdstrm) overwritten.
+
+    It ends with the child, whatever the child leaves running.
+    """
+    options = ["-t", "cuda,nvtx", "-s", "none", "--cpuctxsw=none", "--wait=primary"]
+    options += ["-f", "true", "-o", str(stem)]
     return [str(nsys.executable), "profile", *options, *child]
 
 
 def run_profile(nsys: Nsys, stem: Path, child: Sequence[str], libraries: Path | None) -> Path:
-    """Profile `child`; returns the .nsys-rep. Raises FsampleError with the next step when none comes out.
+    """Profile `child`; returns the .nsys-rep. Raises FsampleError with the next step when none comes out, or
+    not within LIMIT_S.
 
     nsys inside Nsight Compute's folder ends with an error of its own import step and leaves a .qdstrm, which
     QdstrmImporter turns into a report once libdw.so.1 is there: `libraries` is a folder that holds it.
@@ -76,7 +84,7 @@ def run_profile(nsys: Nsys, stem: Path, child: Sequence[str], libraries: Path | 
         old.unlink(missing_ok=True)
     command = profile_command(nsys, stem, child)
     inner = {**os.environ, UNDER_NSYS: "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=inner)
+    done = _run_within(command, inner)
     if report.is_file():
         return report
     if not stream.is_file():
@@ -95,6 +103,33 @@ def run_profile(nsys: Nsys, stem: Path, child: Sequence[str], libraries: Path | 
             "where libdw.so.1 is missing, unpack libdw1 and its needs and use --nsys-libraries DIR",
         )
     return report
+
+
+def _run_within(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run it in a process group of its own, of which nothing is left after an error."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environment),
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise FsampleError(
+            f"trace: nsys did not end within {LIMIT_S:g} s", "name fewer samplers, or use --no-nsys"
+        ) from error
+    finally:
+        if process.poll() is None:
+            _end_group(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def read_report(nsys: Nsys, report: Path) -> Report:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from fsample_cli.commands import trace
 from fsample_cli.errors import FsampleError
 from fsample_cli.measure.nsys import Nsys, find_nsys, profile_command, read_database, read_report, run_profile
 
@@ -55,7 +57,9 @@ def test_nsys_is_found_inside_nsight_compute_with_its_importer(tmp_path: Path) -
 
 def test_the_command_traces_cuda_and_nvtx_only() -> None:
     command = profile_command(Nsys(Path("nsys"), None), Path("t"), ["python", "x.py"])
-    assert " ".join(command) == "nsys profile -t cuda,nvtx -s none --cpuctxsw=none -f true -o t python x.py"
+    assert " ".join(command) == (
+        "nsys profile -t cuda,nvtx -s none --cpuctxsw=none --wait=primary -f true -o t python x.py"
+    )
 
 
 def test_a_stream_is_imported_and_the_report_read(tmp_path: Path) -> None:
@@ -65,6 +69,50 @@ def test_a_stream_is_imported_and_the_report_read(tmp_path: Path) -> None:
     report = run_profile(nsys, tmp_path / "t", ["true"], tmp_path / "libs")
     found = read_report(nsys, report)
     assert (found.kernels, found.ranges) == (1, None)  # no NVTX table: missing, not zero
+
+
+SLOW = """
+import signal, subprocess, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+with open(args[args.index("-o") + 1] + ".pids", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+if "deaf" in args:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("child", ["true", "deaf"])
+def test_a_profile_that_does_not_end_is_an_error_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str
+) -> None:
+    monkeypatch.setattr("fsample_cli.measure.nsys.LIMIT_S", 1.5)
+    monkeypatch.setattr("fsample_cli.measure.nsys.END_S", 0.5)
+    slow = Nsys(script(tmp_path / "nsys", SLOW), None)
+    with pytest.raises(FsampleError, match="nsys did not end within 1.5 s; name fewer samplers"):
+        run_profile(slow, tmp_path / "t", [child], None)
+    for pid in map(int, (tmp_path / "t.pids").read_text().split()):
+        deadline = time.monotonic() + 10
+        while is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Not counting a process that has ended and that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_trace_keeps_its_table_when_nsys_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise FsampleError("nsys did not end", "use --no-nsys")
+
+    monkeypatch.setattr(trace, "_under_nsys", fail)
+    settings, error = trace._try_nsys(Nsys(Path("nsys"), None), Path("t.json"), None, True)
+    assert settings == {"nsys_problem": "nsys did not end"} and str(error).endswith("; use --no-nsys")
 
 
 def test_no_report_and_no_kernel_are_errors(tmp_path: Path) -> None:

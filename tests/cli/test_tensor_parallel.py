@@ -141,9 +141,18 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(monkeypatch: pytest.Monk
         launch.supervise(3, script(text))
 
 
-def test_rank_0s_exit_code_is_the_commands() -> None:
+def test_rank_0s_exit_code_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "END_S", 0.2)
     assert launch.supervise(2, script("sys.exit(0 if rank else 1)")) == 1
     assert launch.supervise(2, script("time.sleep(60) if rank else sys.exit(0)")) == 0
+
+
+def test_the_others_may_end_by_themselves_after_rank_0(tmp_path: Path) -> None:
+    """A profiler that holds them writes at their end what it saw."""
+    done = tmp_path / "done"
+    text = f"if rank == 1:\n  time.sleep(1); open({str(done)!r}, 'w').close()"
+    assert launch.supervise(2, script(text)) == 0
+    assert done.exists()
 
 
 def test_another_number_of_ranks_than_torchruns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
