@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsample_kernels import CheckError, checked, distributed, noise, sample
+from fsample_kernels.distributed import shards
 from fsample_kernels.distributed.collectives import Team
 
 Options = dict[str, Any]
@@ -99,11 +100,18 @@ def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
                 hidden = torch.zeros(8, 16)
             elif what == "dtype":
                 hidden, shard = hidden.bfloat16(), shard.bfloat16()
+            elif what == "weight_shard's dtype":
+                shard = shard.bfloat16()
+            elif what == "weight_shard's D":
+                shard = shard[:, :-1]
             else:
                 changes: dict[str, Options] = {
                     "seed": {"seed": 2}, "unseeded": {"seed": None}, "position": {"position": 5},
                     "temperature": {"temperature": 0.5}, "first_id": {"first_id": 100},
                     "exchange": {"exchange": "log_mass"}, "want_lse": {"want_lse": True},
+                    "logit_scale": {"logit_scale": 2}, "softcap": {"softcap": 30.0},
+                    "head_bias": {"head_bias": torch.zeros(128)}, "logit_bias": {"logit_bias": {1: 1.0}},
+                    "mask": {"mask": torch.ones(256, dtype=torch.bool)},
                 }  # fmt: skip
                 options |= changes[what]
         messages.append(complaint(hidden, shard, options))
@@ -113,6 +121,58 @@ def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
         *messages,
         "still in step" if torch.equal(together, sample(hidden, weight, seed=1).ids) else "lost",
     ]
+
+
+def as_on_a_gpu() -> Any:
+    """Ranks that compare what they have not seen, and nothing else."""
+    return mock.patch.object(shards, "compares_always", lambda team, device: False)
+
+
+def regroup(rank: int, size: int) -> Any:
+    """ids of three ranks, then of the last two as a group of their own with one weight, with its names."""
+    hidden, weight = exact_head(4, 128 * size)
+    shard = weight.tensor_split(size)[rank]
+    with as_on_a_gpu():
+        before = distributed.sample(hidden, shard, seed=1).ids
+        assert dist.group.WORLD is not None
+        name = dist.group.WORLD.group_name
+        store = dist.distributed_c10d._get_default_store()
+        dist.barrier()
+        if rank == 0:  # hosts nothing: the store is a file
+            return None
+        dist.destroy_process_group()
+        again = dist.distributed_c10d.PrefixStore("again", store)
+        dist.init_process_group("gloo", store=again, rank=rank - 1, world_size=size - 1)
+        assert dist.group.WORLD is not None
+        after = distributed.sample(hidden, shard, seed=1).ids
+        return before, name, after, dist.group.WORLD.group_name
+
+
+def count_comparisons(rank: int, size: int) -> list[int]:
+    """How often ranks compare: at a call, at two other steps of it, then at each change and once more."""
+    hidden, weight = exact_head(4, 256)
+    shard = weight.tensor_split(size)[rank]
+    calls: list[tuple[Tensor, Tensor, Options]] = [
+        (hidden, shard, options)
+        for options in (
+            {}, {"temperature": 0.5, "position": 3}, {"seed": 2}, {"softcap": 3.0}, {"logit_scale": 2.0},
+            {"mask": torch.ones(256, dtype=torch.bool)}, {"head_bias": torch.zeros(128)},
+            {"logit_bias": torch.zeros(256)}, {"num_samples": 2}, {"vocab_size": 200}, {"want_lse": True},
+            {"noise": "element"}, {"seed": None}, {"first_id": 128 * rank},
+        )
+    ]  # fmt: skip
+    low = shard.bfloat16()
+    calls += [(hidden[:2], shard, {}), (hidden.bfloat16(), low, {}), (hidden, shard.t().clone().t(), {})]
+    calls += [(hidden.half(), low.view(torch.float16), {})]  # the same memory
+    counts = []
+    compare = shards._compare
+    with as_on_a_gpu(), mock.patch.object(shards, "_compare", side_effect=compare) as counted:
+        for number, (states, weights, options) in enumerate(calls):
+            for _ in range(1 if number < 3 else 2):
+                before = counted.call_count
+                distributed.sample(states, weights, **{"seed": 1, **options})
+                counts.append(counted.call_count - before)
+    return counts
 
 
 def bad_arguments(rank: int, size: int, cases: list[Options]) -> list[str]:

@@ -216,6 +216,13 @@ DISAGREEMENTS = {
     "exchange": "exchange must be the same",
     "want_lse": "want_lse must be the same",
     "first_id": "first_id of rank 1 must be 128, .* got 100",
+    "weight_shard's dtype": "dtype of weight_shard must be the same on every rank, got rank 0: 2, rank 1: 0",
+    "weight_shard's D": "D of weight_shard must be the same on every rank, got rank 0: 16, rank 1: 15",
+    "logit_scale": "logit_scale must be the same",
+    "softcap": "softcap must be the same",
+    "head_bias": r"head_bias \(given or not\) must be the same on every rank, got rank 0: 0, rank 1: 1",
+    "logit_bias": r"logit_bias \(given or not\) must be the same",
+    "mask": r"mask \(given or not\) must be the same",
 }
 
 
@@ -224,6 +231,22 @@ def test_ranks_that_disagree_all_say_so_and_go_on() -> None:
         assert messages.pop() == "still in step"
         for message, pattern in zip(messages, DISAGREEMENTS.values(), strict=True):
             assert re.match(pattern, message), message
+
+
+def test_a_group_with_the_name_of_an_earlier_one_compares_anew() -> None:
+    """As on a GPU, where a group compares what it has not seen: another group has other shards."""
+    _, first, second = run_ranks(3, rank_jobs.regroup)
+    hidden, weight = rank_jobs.exact_head(4, 384)
+    for before, name, after, new_name in (first, second):
+        assert name == new_name
+        assert torch.equal(before, sample(hidden, weight, seed=1).ids)
+        assert torch.equal(after, sample(hidden, weight[128:], seed=1).ids)
+
+
+def test_what_was_compared_is_compared_again_when_an_option_changes() -> None:
+    """As on a GPU: nothing is gathered again for the same call, and once for each that differs."""
+    counts = run_ranks(2, rank_jobs.count_comparisons)
+    assert counts[0] == counts[1] == [1, 0, 0] + [1, 0] * 15
 
 
 def test_several_groups_in_one_process() -> None:

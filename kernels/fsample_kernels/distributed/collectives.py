@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..validation import Shard
 from ..words import key_ids
 
 # torch 2.13 renamed it; older ones have the second name alone.
@@ -53,6 +55,10 @@ class Team:
         self.backend = dist.get_backend(group)
         self.members = dist.get_process_group_ranks(group)  # global ranks
         self.calls = 0
+        # Calls that all ranks have compared, see `shards`. A group that gets the name of an earlier one has a
+        # team of its own, and compares anew. The key holds the weight's storage itself, weakly: an address is
+        # given out again, perhaps on one rank only.
+        self.agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
         self.links: list[Link] = []  # of exchange="p2p", the one in use last
         self.link_problem: str | None = None  # why there can be none, "" where there is; None: not yet known
 

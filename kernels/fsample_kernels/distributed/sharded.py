@@ -75,9 +75,10 @@ def sample(
     On a GPU all collective calls of a process, this one too, go on one stream, or on streams that wait for
     each other in the same order on every rank: a kernel that waits for a peer keeps a part of the GPU.
 
-    What ranks must agree on is compared: with gloo at every call, else when a group first sees a shape (one
-    gather of a few words, which waits for the device and cannot be captured in a CUDA graph: make one call
-    of each shape before the capture). Tensors, such as a seed, are taken to be equal.
+    What ranks must agree on is compared: with gloo at every call, else when a group first sees a shape with
+    this weight_shard and these options (one gather of a few words, which waits for the device and cannot be
+    captured in a CUDA graph: make one call of each shape before the capture). So keep weight_shard, and
+    change shapes and options on all ranks at the same call. Tensors, such as a seed, are taken to be equal.
 
     Returns:
         SampleResult as `fsample_kernels.sample`; `implementation` also names the exchange:
@@ -100,7 +101,7 @@ def sample(
     exchanges.check_name(exchange, noise, hidden)
     header = shards.make_header(
         hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, noise, exchange, vocab_size,
-        seed, position, temperature,
+        logit_scale, softcap, (head_bias, logit_bias, mask), seed, position, temperature,
     )  # fmt: skip
     shard, is_new = shards.agree(team, header, weight_shard)
     if seed is None:

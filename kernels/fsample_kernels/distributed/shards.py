@@ -16,17 +16,16 @@ from .collectives import Team
 from .exchanges import EXCHANGES, Exchange
 
 _FIELDS = (  # every rank must give the same, the first two aside
-    "rows of weight_shard", "first_id", "rows B of hidden", "hidden size D", "dtype", "num_samples",
-    "want_logprob", "want_lse", "noise", "exchange", "vocab_size", "seed (given or not)", "seed", "position",
+    "rows of weight_shard", "first_id", "rows B of hidden", "hidden size D", "dtype", "D of weight_shard",
+    "dtype of weight_shard", "hidden on the device of weight_shard", "num_samples", "want_logprob",
+    "want_lse", "noise", "exchange", "vocab_size", "logit_scale", "softcap", "head_bias (given or not)",
+    "logit_bias (given or not)", "mask (given or not)", "seed (given or not)", "seed", "position",
     "temperature",
 )  # fmt: skip
+OF_A_STEP = 3  # the last ones change from step to step
 Header = tuple[int, ...]
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NOISES: tuple[Noise, ...] = get_args(Noise)
-
-# Calls that all ranks have compared: on a GPU comparing again would wait for the device at every step.
-# The key holds the weight's storage itself, weakly: an address is given out again, perhaps on one rank only.
-_agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
 
 
 def make_header(
@@ -39,11 +38,17 @@ def make_header(
     noise: Noise,
     exchange: Exchange,
     vocab_size: int | None,
+    logit_scale: float,
+    softcap: float | None,
+    features: tuple[object, object, object],
     seed: int | Tensor | None,
     position: int | Tensor,
     temperature: float | Tensor,
 ) -> Header:
-    """What ranks compare, before anything that could differ is checked on one of them alone."""
+    """What ranks compare, before anything that could differ is checked on one of them alone.
+
+    features: head_bias, logit_bias and mask, of which it counts whether they are there.
+    """
     for name, tensor in (("hidden", hidden), ("weight_shard", weight_shard)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 2:
             raise ValueError(f"{name} must be a tensor with two dimensions; weight_shard is [V_r, D]")
@@ -53,10 +58,11 @@ def make_header(
         raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {noise!r}")
     return (
         weight_shard.shape[0], -1 if first_id is None else first_id, hidden.shape[0], hidden.shape[1],
-        _DTYPES.get(hidden.dtype, -1), _signed(num_samples), int(bool(want_logprob)),
+        _DTYPES.get(hidden.dtype, -1), weight_shard.shape[1], _DTYPES.get(weight_shard.dtype, -1),
+        int(hidden.device == weight_shard.device), _signed(num_samples), int(bool(want_logprob)),
         int(bool(want_lse)), _NOISES.index(noise), EXCHANGES.index(exchange), _signed(vocab_size),
-        int(seed is not None), _signed(seed), _signed(position),
-        _signed(float(temperature) if isinstance(temperature, int) else temperature),
+        _real(logit_scale), _real(softcap), *(int(feature is not None) for feature in features),
+        int(seed is not None), _signed(seed), _signed(position), _real(temperature),
     )  # fmt: skip
 
 
@@ -66,27 +72,31 @@ def agree(team: Team, header: Header, weight: Tensor) -> tuple[Shard, bool]:
     Raises ValueError, on every rank alike, naming the argument and what each rank gave; RankError when a rank
     does not take part.
     """
-    shape = header[:12]  # seed, position and temperature change from step to step
-    place = (team.group.group_name, weight.storage_offset(), weight.stride(), weight.device)
+    place = (weight.storage_offset(), weight.stride(), weight.device)
     storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
-    key = (storage, (*place, *shape))
-    held = _agreed.get(key)
+    key = (storage, (*place, *header[:-OF_A_STEP]))
+    held = team.agreed.get(key)
     is_new = held is None
     if is_new:
-        for old in list(_agreed):
+        for old in list(team.agreed):
             if old[0].expired():  # type: ignore[no-untyped-call]
-                del _agreed[old]
-    if weight.device.type == "cpu" or team.backend == "gloo":
+                del team.agreed[old]
+    always = compares_always(team, weight.device)
+    if always:
         team.arrive()
-        held = _agreed[key] = _compare(team, header, weight.device)
-    elif held is None:
-        if torch.cuda.is_current_stream_capturing():
-            raise ValueError(
-                "a call must be made once outside of a CUDA graph before it is captured, for this group, "
-                "weight_shard and shape; ranks compare what they hold in it"
-            )
-        held = _agreed[key] = _compare(team, header, weight.device)
+    elif is_new and weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "a call must be made once outside of a CUDA graph before it is captured, for this group, "
+            "weight_shard and shape; ranks compare what they hold in it"
+        )
+    if held is None or always:
+        held = team.agreed[key] = _compare(team, header, weight.device)
     return held, is_new
+
+
+def compares_always(team: Team, device: torch.device) -> bool:
+    """Whether ranks compare at every call: on a GPU that would wait for the device at every step."""
+    return device.type == "cpu" or team.backend == "gloo"
 
 
 def _compare(team: Team, header: Header, device: torch.device) -> Shard:
@@ -125,6 +135,10 @@ def _signed(value: object) -> int:
     if isinstance(value, float):
         return int.from_bytes(struct.pack("<d", value), "little", signed=True)
     return -1
+
+
+def _real(value: object) -> int:
+    return _signed(float(value) if isinstance(value, int) else value)
 
 
 def _by_rank(values: list[int]) -> str:
