@@ -2,7 +2,9 @@
 
 The span leaves out the launch latency of the first kernel and includes the gaps between kernels, where an
 eager baseline waits for the host. Kernels are assigned to an iteration through the host-side launch records
-(correlation ids), so that no drift between host and device clocks can move one into a neighbour.
+(correlation ids), so that no drift between host and device clocks can move one into a neighbour. Nodes of a
+graph cannot be: before CUDA 13.1 Update 1 CUPTI gets the correlation of graph launches wrong in every session
+but the first (its release notes). They go by time, and each replay must hold the same number of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import importlib.metadata
 import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,6 +85,7 @@ class Span:
     end: int
     correlation: int
     name: str
+    graph: int = 0  # the graph whose node it is; 0: launched by itself
 
 
 @dataclass
@@ -115,12 +119,35 @@ def spans_us(windows: Iterable[tuple[int, int]], activities: Activities) -> list
     return times
 
 
+def replays_us(windows: Sequence[tuple[int, int]], spans: Iterable[Span]) -> list[float]:
+    """Per window of host time: from the first start to the last end of the nodes of the graph replayed in it.
+
+    The device is idle at both ends of a window, so a node belongs to the window whose time is nearer. What is
+    launched between windows, or by torch before the graph, is no node. Raises FsampleError where a window has
+    nodes of several graphs, or not as many as that graph's other replays.
+    """
+    middles = [(before[1] + after[0]) // 2 for before, after in pairwise(windows)]
+    nodes: list[list[Span]] = [[] for _ in windows]
+    for span in spans:
+        if span.graph:
+            nodes[bisect_right(middles, span.start)].append(span)
+    of_graph: dict[int, int] = {}
+    for found in nodes:
+        graphs = {span.graph for span in found}
+        if len(graphs) != 1 or of_graph.setdefault(min(graphs), len(found)) != len(found):
+            raise FsampleError(
+                "CUPTI's records do not fit the replays of a graph: a replay has "
+                f"{len(found)} nodes of {len(graphs)} graphs, others {sorted(of_graph.values())}",
+                "use --timer events",
+            )
+    return [(max(span.end for span in found) - min(span.start for span in found)) / 1e3 for found in nodes]
+
+
 class CuptiStopwatch:
     """Synchronises before and after each call, so that one iteration's kernels never overlap the next
     one's flush.
 
-    Replays of a graph (`graph`): every node has the correlation of the launch of its graph. What torch
-    launches before it, the state of its generator for the replay, is the host's and left out.
+    Replays of graphs (`graph`): what torch launches before one, its generator's state, is left out.
     """
 
     name = "cupti"
@@ -154,19 +181,23 @@ class CuptiStopwatch:
         torch.cuda.synchronize()
         begin = self._cupti.get_timestamp()
         call(iteration)
+        if self._graph:
+            torch.cuda.synchronize()
         end = self._cupti.get_timestamp()
         torch.cuda.synchronize()
         self._windows.append((begin, end))
 
     def samples_us(self) -> list[float]:
+        if self._graph:
+            return replays_us(self._windows, self._activities.spans)
         return spans_us(self._windows, self._activities)
 
     def _completed(self, records: list[Any]) -> None:
         for record in records:
             if record.kind in self._device_kinds:
-                if self._graph and not record.graph_id:
-                    continue
                 name = record.name if record.kind == self._device_kinds[0] else "copy or memset"
-                self._activities.spans.append(Span(record.start, record.end, record.correlation_id, name))
+                self._activities.spans.append(
+                    Span(record.start, record.end, record.correlation_id, name, record.graph_id)
+                )
             else:
                 self._activities.launches.append(Launch(record.start, record.correlation_id))

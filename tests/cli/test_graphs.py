@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch import Tensor
 from fsample_cli.errors import FsampleError
 from fsample_cli.measure import graphs
 from fsample_cli.measure.clocks import NoClocks
-from fsample_cli.measure.cupti import CuptiStopwatch
+from fsample_cli.measure.cupti import CuptiStopwatch, Span, replays_us
 from fsample_cli.measure.graphs import Captured, CudaCapture, NotCaptured
 from fsample_cli.measure.session import replays
 from fsample_cli.measure.settings import Settings
@@ -143,31 +144,50 @@ def test_records_say_what_was_replayed() -> None:
     assert make_stopwatch("events", True).includes == EventStopwatch(graph=True).includes
 
 
-def test_kernels_outside_of_the_graph_are_not_part_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_s_nodes_are_attributed_by_time_whatever_their_correlation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kind = SimpleNamespace(CONCURRENT_KERNEL=1, MEMCPY=2, MEMSET=3, RUNTIME=4, DRIVER=5)
     module = SimpleNamespace(ActivityKind=kind)
     monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=module))
     monkeypatch.setitem(sys.modules, "cupti.cupti", module)
 
-    def record(what: int, start: int, end: int, correlation: int, graph: int = 0) -> SimpleNamespace:
-        return SimpleNamespace(
-            kind=what, start=start, end=end, correlation_id=correlation, name="k", graph_id=graph
-        )
+    now = iter([10_000, 20_000, 50_000, 60_000])
+    module.get_timestamp = lambda: next(now)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
-    # the generator's state is filled in by two launches of their own, then the graph is launched
+    def record(what: int, start: int, end: int, graph: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(kind=what, start=start, end=end, correlation_id=3, name="k", graph_id=graph)
+
+    # torch fills in its generator's state by launches of its own; between replays the cache is emptied
     records = [
-        record(kind.RUNTIME, 101, 102, 1), record(kind.RUNTIME, 103, 104, 2),
-        record(kind.DRIVER, 105, 106, 3),
-        record(kind.CONCURRENT_KERNEL, 1000, 1100, 1), record(kind.CONCURRENT_KERNEL, 2000, 2100, 2),
-        record(kind.MEMSET, 5000, 5100, 3, 7), record(kind.CONCURRENT_KERNEL, 6000, 9000, 3, 7),
+        record(kind.DRIVER, 10_100, 10_200), record(kind.CONCURRENT_KERNEL, 11_000, 11_100),
+        record(kind.MEMSET, 12_000, 12_100, 7), record(kind.CONCURRENT_KERNEL, 13_000, 19_000, 7),
+        record(kind.CONCURRENT_KERNEL, 25_000, 45_000),
+        # by its own clock a node may begin before its window does
+        record(kind.MEMSET, 49_900, 50_100, 7), record(kind.CONCURRENT_KERNEL, 51_000, 55_900, 7),
     ]  # fmt: skip
-    spans = {}
-    for graph in (False, True):
-        stopwatch = CuptiStopwatch(graph)
-        stopwatch._completed(records)
-        stopwatch._windows.append((100, 110))
-        spans[graph] = stopwatch.samples_us()
-    assert spans == {False: [8.0], True: [4.0]}
+    stopwatch = CuptiStopwatch(graph=True)
+    for iteration in range(2):
+        stopwatch.time(lambda i: None, iteration)
+    stopwatch._completed(records)
+    assert stopwatch.samples_us() == [7.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    "nodes, said",
+    [
+        ([(11, 7), (12, 7), (51, 7)], "1 nodes of 1 graphs, others [2]"),
+        ([(11, 7), (51, 7), (52, 8)], "2 nodes of 2 graphs"),
+        ([(11, 7)], "0 nodes of 0 graphs"),
+        ([(11, 0), (51, 0)], "0 nodes of 0 graphs"),
+    ],
+)
+def test_records_that_fit_no_replay_are_an_error(nodes: list[tuple[int, int]], said: str) -> None:
+    spans = [Span(start, start + 1, 3, "k", graph) for start, graph in nodes]
+    with pytest.raises(FsampleError, match=re.escape(said)):
+        replays_us([(10, 20), (50, 60)], spans)
+    assert replays_us([(10, 20), (50, 60)], [Span(11, 2011, 3, "k", 7), Span(51, 551, 3, "k", 8)]) == [2, 0.5]
 
 
 def test_nothing_is_seeded_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
