@@ -30,15 +30,14 @@ from fsample_cli.options import (
     TemperatureOption,
     TpOption,
     VocabOption,
-    build_workload,
     check_output,
     command_line,
     parse_batches,
-    resolve_device,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
+from fsample_cli.request import build_workload, resolve_device
 from fsample_cli.results import BenchResult, IoModelResult, TpModelResult
 from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS, Workload

@@ -26,13 +26,12 @@ from fsample_cli.options import (
     StatesOption,
     TemperatureOption,
     VocabOption,
-    build_workload,
     check_output,
     command_line,
-    resolve_device,
 )
 from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
+from fsample_cli.request import build_workload, resolve_device
 from fsample_cli.workloads import Workload
 
 SMALL = Workload("replay", 512, 64)

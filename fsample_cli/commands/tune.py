@@ -21,16 +21,15 @@ from fsample_cli.options import (
     QuietOption,
     SeedOption,
     VocabOption,
-    build_workload,
     check_output,
     command_line,
     note,
     parse_batches,
-    resolve_device,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
 from fsample_cli.reporters import check_file, write_report
+from fsample_cli.request import build_workload, resolve_device
 from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS
 

@@ -31,17 +31,15 @@ from fsample_cli.options import (
     TemperatureOption,
     TpOption,
     VocabOption,
-    build_workload,
     check_output,
     command_line,
     note,
     parse_batches,
-    parse_samplers,
-    resolve_device,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
+from fsample_cli.request import build_workload, parse_samplers, resolve_device
 from fsample_cli.workloads import Workload
 
 OURS = ("fused:grouped", "fused:element", "fused:online")

@@ -1,26 +1,12 @@
-"""Planted faults: samplers that are wrong in one known way, to show that the battery would see it.
-
-The honest parts are float64 torch, so that nothing but the planted fault can be found. They expect the equal
-rows that the battery's known targets have.
-"""
+"""Planted faults: samplers that are wrong in one known way, to show that the battery would see it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-from torch import Tensor
-
-import fsample_kernels
-from fsample_cli.exactness import forms
+from fsample_cli.exactness import faults
 from fsample_cli.exactness.plan import Level, Plan
 from fsample_cli.exactness.subject import Draw, Library, Subject
-from fsample_kernels.types import SampleResult
-
-TILE = 128
-Faulty = Callable[[Tensor, int, torch.Generator, int, int], Tensor]  # y [V], rows, generator, seed, position
 
 
 @dataclass(frozen=True)
@@ -55,188 +41,7 @@ class Mutant:
         return replace(plan, gaps=self.gaps or plan.gaps, vocabs=self.vocabs or plan.vocabs, only=self.only)
 
 
-def _sampler(faulty: Faulty) -> Draw:
-    def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
-        y = (hidden[:1].double() @ weight.double().T)[0] / temperature  # [V]: all rows are equal
-        return faulty(y, hidden.shape[0], _generator(y.device, seed, position), seed, position)
-
-    return draw
-
-
-def _generator(device: torch.device, seed: int, position: int) -> torch.Generator:
-    mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
-    mixed = ((mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93) % 2**63
-    return torch.Generator(device).manual_seed(mixed)
-
-
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
-
-
-def _inverse(weights: Tensor, u: Tensor) -> Tensor:
-    """ids of u by inverse CDF; weights [V] need no normalisation."""
-    cumulative = weights.cumsum(0)
-    return torch.searchsorted(cumulative, u * cumulative[-1], right=True).clamp(max=len(weights) - 1)
-
-
-def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return -torch.log(-torch.log1p(-_uniform(shape, generator)))
-
-
-def honest(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    """Inverse CDF in float64: the control."""
-    return _inverse(torch.softmax(y, 0), _uniform((rows,), g))
-
-
-def _moved_half_percent(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    ids = honest(y, rows, g, seed, position)
-    moves = _uniform((rows,), g) < 0.01  # half of them hold odd ids
-    return torch.where(moves & (ids % 2 == 1) & torch.isfinite(y[ids - 1]), ids - 1, ids)
-
-
-def _one_percent_to_first(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    ids = honest(y, rows, g, seed, position)
-    return torch.where(_uniform((rows,), g) < 0.01, torch.isfinite(y).int().argmax(), ids)
-
-
-def _warm(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    return honest(y / 1.01, rows, g, seed, position)
-
-
-def _no_rare_third(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    p = torch.softmax(y, 0)
-    p[p.argsort()[: len(p) // 3]] = 0
-    return _inverse(p, _uniform((rows,), g))
-
-
-def _past_the_end(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    ids = honest(y, rows, g, seed, position)
-    return torch.where(_uniform((rows,), g) < 0.02, len(y), ids)
-
-
-def _largest_uniforms(y: Tensor, rows: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all tokens with one logit only the one with the largest uniform can win: draw that largest one
-    directly.
-
-    Returns the distinct logits [C], their largest uniforms [rows, C], and a token [rows, C] that holds it.
-    """
-    values, kind, sizes = torch.unique(y, return_inverse=True, return_counts=True)
-    largest = _uniform((rows, len(values)), g) ** (1 / sizes)
-    member = (_uniform((rows, len(values)), g) * sizes).long()
-    first = sizes.cumsum(0) - sizes
-    return values, largest, kind.argsort()[first + member]
-
-
-def _noise_cut(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    values, largest, token = _largest_uniforms(y, rows, g)
-    u = (torch.floor(largest * 2**24) / 2**24).clamp(min=2.0**-24)  # 24 bits, at most 1 - 2^-24
-    best = (values - torch.log(-torch.log(u))).argmax(1, keepdim=True)
-    return token.gather(1, best)[:, 0]
-
-
-def _u_is_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    values, largest, token = _largest_uniforms(y, rows, g)
-    u = (torch.floor(largest * 2**32).float() + 0.5) * 2.0**-32  # fp32: the last 128 words round to 1
-    best = (values.float() - u.log().neg_().log_()).argmax(1, keepdim=True)
-    return token.gather(1, best)[:, 0]
-
-
-def _rows_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    return honest(y, 1, g, seed, position).expand(rows)
-
-
-def _ranks_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    half = -(-len(y) // 2)
-    gumbel = _gumbel((rows, half), g)
-    return (y + torch.cat([gumbel, gumbel], dim=1)[:, : len(y)]).argmax(1)
-
-
-def _seed_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    return honest(y, rows, _generator(y.device, 0, position), 0, position)
-
-
-def _position_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    return honest(y, rows, _generator(y.device, seed, 0), seed, 0)
-
-
-def _counters_meet(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    """The counter is row + position: row r at step s + 1 repeats row r + 1 at step s."""
-    counters = _uniform((2**18,), _generator(y.device, seed, 0))
-    first = position % (2**18 - rows)
-    return _inverse(torch.softmax(y, 0), counters[first : first + rows])
-
-
-def _tile_edge(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    ids = honest(y, rows, g, seed, position)
-    return torch.where(ids % TILE == TILE - 1, (ids + 1) % len(y), ids)
-
-
-def _coarse_ties(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    u = (torch.randint(2**16, (rows, len(y)), generator=g, device=y.device) + 0.5) * 2.0**-16
-    score = y.float() - torch.log(-torch.log(u))
-    return (score == score.amax(1, keepdim=True)).int().argmax(1)  # argmax of 0/1: the lowest id of the best
-
-
-def _bf16_candidates(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    """A tile's best score is its log-mass plus a Gumbel, its winner an independent draw; candidates meet
-    in bf16.
-    """
-    tiles = torch.nn.functional.pad(y, (0, -len(y) % TILE), value=-torch.inf).view(-1, TILE)
-    mass = torch.logsumexp(tiles, 1)
-    best = (mass + _gumbel((rows, len(mass)), g)).bfloat16()
-    tile = (best == best.amax(1, keepdim=True)).int().argmax(1)
-    ids = torch.empty(rows, dtype=torch.int64, device=y.device)
-    u = _uniform((rows,), g)
-    for number in range(len(mass)):
-        here = tile == number
-        ids[here] = number * TILE + _inverse(torch.exp(tiles[number] - mass[number]), u[here])
-    return ids
-
-
-def _merge_reuses(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    """Two shards draw with the uniform that then also chooses between them."""
-    half = -(-len(y) // 2)
-    p = torch.softmax(y, 0)
-    u = _uniform((rows,), g)
-    first, second = _inverse(p[:half], u), half + _inverse(p[half:], u)
-    return torch.where(u < p[:half].sum(), first, second)
-
-
-def _honest_library(*args: Tensor, **options: Any) -> SampleResult:
-    return fsample_kernels.sample(*args, noise="grouped", implementation="reference", **options)
-
-
-def _samples_share(*args: Tensor, num_samples: int = 1, **options: Any) -> SampleResult:
-    result = _honest_library(*args, **options)
-    return result._replace(ids=result.ids.expand(-1, num_samples))
-
-
-def _mask_before_cap(
-    hidden: Tensor,
-    weight: Tensor,
-    *,
-    mask: Tensor | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    **options: Any,
-) -> SampleResult:
-    if softcap is None or mask is None:
-        return _honest_library(hidden, weight, mask=mask, softcap=softcap, logit_scale=logit_scale, **options)
-    y = logit_scale * (hidden.float() @ weight.float().T)
-    y = y.masked_fill(~forms.unpack(mask, y.shape[1]), -torch.inf)
-    return fsample_kernels.sample_logits(softcap * torch.tanh(y / softcap), noise="grouped", **options)
-
-
-def _untempered_logprob(*args: Tensor, temperature: float | Tensor = 1.0, **options: Any) -> SampleResult:
-    right = _honest_library(*args, temperature=temperature, **options)
-    return right._replace(logprob=_honest_library(*args, temperature=1.0, **options).logprob)
-
-
-def _noise_by_batch(hidden: Tensor, *args: Tensor, seed: int | Tensor = 0, **options: Any) -> SampleResult:
-    return _honest_library(hidden, *args, seed=seed + hidden.shape[0], **options)
-
-
-_CONTROL = _sampler(honest)
+_CONTROL = faults.sampler(faults.honest)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -244,33 +49,73 @@ MUTANTS: tuple[Mutant, ...] = (
         "0.5 % of the mass moves from odd to even ids",
         "goodness",
         "standard",
-        _sampler(_moved_half_percent),
+        faults.sampler(faults.moved_half_percent),
         only=("flat", "two-scale"),
         vocabs=(512,),
     ),
     Mutant(
-        "bias-one-percent", "1 % of draws go to one id", "goodness", "quick", _sampler(_one_percent_to_first)
+        "bias-one-percent",
+        "1 % of draws go to one id",
+        "goodness",
+        "quick",
+        faults.sampler(faults.one_percent_to_first),
     ),
-    Mutant("warm", "temperature off by 1 %", "goodness", "quick", _sampler(_warm)),
-    Mutant("no-rare-third", "the rarest third is never drawn", "goodness", "quick", _sampler(_no_rare_third)),
-    Mutant("past-the-end", "2 % of the ids are V", "range", "quick", _sampler(_past_the_end)),
-    Mutant("noise-cut", "24-bit noise ends at 16.6", "tails", "standard", _sampler(_noise_cut), gaps=(18.0,)),
+    Mutant("warm", "temperature off by 1 %", "goodness", "quick", faults.sampler(faults.warm)),
     Mutant(
-        "u-is-one", "a uniform may round to 1", "tails", "standard", _sampler(_u_is_one), gaps=(30.0, 40.0)
+        "no-rare-third",
+        "the rarest third is never drawn",
+        "goodness",
+        "quick",
+        faults.sampler(faults.no_rare_third),
     ),
-    Mutant("rows-share", "one noise for all rows", "independence", "quick", _sampler(_rows_share)),
-    Mutant("ranks-share", "one noise for both shards", "goodness", "quick", _sampler(_ranks_share)),
-    Mutant("samples-share", "one noise for all samples", "independence", "quick", _CONTROL, _samples_share),
-    Mutant("seed-frozen", "the seed is ignored", "independence", "quick", _sampler(_seed_frozen)),
-    Mutant("position-frozen", "every step is the same", "independence", "quick", _sampler(_position_frozen)),
-    Mutant("counters-meet", "row + position as counter", "independence", "quick", _sampler(_counters_meet)),
-    Mutant("mask-before-cap", "mask before soft-cap", "zero-mass", "quick", _CONTROL, _mask_before_cap),
+    Mutant("past-the-end", "2 % of the ids are V", "range", "quick", faults.sampler(faults.past_the_end)),
+    Mutant(
+        "noise-cut",
+        "24-bit noise ends at 16.6",
+        "tails",
+        "standard",
+        faults.sampler(faults.noise_cut),
+        gaps=(18.0,),
+    ),
+    Mutant(
+        "u-is-one",
+        "a uniform may round to 1",
+        "tails",
+        "standard",
+        faults.sampler(faults.u_is_one),
+        gaps=(30.0, 40.0),
+    ),
+    Mutant(
+        "rows-share", "one noise for all rows", "independence", "quick", faults.sampler(faults.rows_share)
+    ),
+    Mutant(
+        "ranks-share", "one noise for both shards", "goodness", "quick", faults.sampler(faults.ranks_share)
+    ),
+    Mutant(
+        "samples-share", "one noise for all samples", "independence", "quick", _CONTROL, faults.samples_share
+    ),
+    Mutant("seed-frozen", "the seed is ignored", "independence", "quick", faults.sampler(faults.seed_frozen)),
+    Mutant(
+        "position-frozen",
+        "every step is the same",
+        "independence",
+        "quick",
+        faults.sampler(faults.position_frozen),
+    ),
+    Mutant(
+        "counters-meet",
+        "row + position as counter",
+        "independence",
+        "quick",
+        faults.sampler(faults.counters_meet),
+    ),
+    Mutant("mask-before-cap", "mask before soft-cap", "zero-mass", "quick", _CONTROL, faults.mask_before_cap),
     Mutant(
         "tile-edge",
         "last id of a tile one too high",
         "goodness",
         "standard",
-        _sampler(_tile_edge),
+        faults.sampler(faults.tile_edge),
         only=("flat",),
         vocabs=(512,),
     ),
@@ -279,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "16-bit noise, the lowest id wins ties",
         "goodness",
         "standard",
-        _sampler(_coarse_ties),
+        faults.sampler(faults.coarse_ties),
         only=("flat",),
         vocabs=(32_000,),
     ),
@@ -288,16 +133,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "tile winners meet in bf16",
         "goodness",
         "standard",
-        _sampler(_bf16_candidates),
+        faults.sampler(faults.bf16_candidates),
         only=("flat",),
         vocabs=(512,),
     ),
-    Mutant("merge-reuses", "shards merge with used noise", "goodness", "quick", _sampler(_merge_reuses)),
-    Mutant("raw-logprob", "logprob without temperature", "logprob", "quick", _CONTROL, _untempered_logprob),
-    Mutant("noise-by-batch", "noise differs by batch size", "invariance", "quick", _CONTROL, _noise_by_batch),
+    Mutant(
+        "merge-reuses",
+        "shards merge with used noise",
+        "goodness",
+        "quick",
+        faults.sampler(faults.merge_reuses),
+    ),
+    Mutant(
+        "raw-logprob", "logprob without temperature", "logprob", "quick", _CONTROL, faults.untempered_logprob
+    ),
+    Mutant(
+        "noise-by-batch",
+        "noise differs by batch size",
+        "invariance",
+        "quick",
+        _CONTROL,
+        faults.noise_by_batch,
+    ),
 )
 
 
 def control() -> Subject:
     """The honest parts alone: what must pass where every mutant fails."""
-    return Subject("control", _CONTROL, None, _honest_library, "grouped")
+    return Subject("control", _CONTROL, None, faults.honest_library, "grouped")

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from fsample_cli import checkpoint
 from fsample_cli.errors import InputError
 from fsample_cli.measure import inputs
-from fsample_cli.options import build_workload
+from fsample_cli.request import build_workload
 from fsample_cli.workloads import PRESETS
 
 HEAD = torch.arange(24, dtype=torch.float32).reshape(6, 4) / 8  # [V, D], exact in bf16

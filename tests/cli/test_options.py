@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 from fsample_cli.errors import FsampleError, MissingError, UsageError
-from fsample_cli.options import (
-    Format,
-    build_workload,
-    check_output,
-    parse_batches,
-    parse_samplers,
-    resolve_device,
-    resolve_dtype,
-)
+from fsample_cli.options import Format, check_output, parse_batches
+from fsample_cli.request import build_workload, parse_samplers, resolve_device, resolve_dtype
 from fsample_cli.workloads import PRESETS, Workload, find_preset
 
 SMALL = PRESETS["cpu-small"].workload("fp32")
