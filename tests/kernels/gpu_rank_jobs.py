@@ -40,7 +40,7 @@ def draw_apart(rank: int, size: int, cuts: list[int], batch: int, options: dict[
     shard = weight[cuts[rank] : cuts[rank + 1]]
     drawn = [distributed.sample(hidden, shard, implementation=IMPLEMENTATIONS[rank], **options).ids.cpu()]
     if rank:
-        hopper_configs.LARGE = hopper_configs.LARGE_HALF
+        hopper_configs.LARGE = hopper_configs.UP_TO_128
     return [*drawn, distributed.sample(hidden, shard, position=1, **options).ids.cpu()]
 
 

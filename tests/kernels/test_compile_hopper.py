@@ -37,9 +37,9 @@ from fsample_kernels.ops import (
 )
 from fsample_kernels.ops.hopper_configs import (
     LARGE,
-    LARGE_HALF,
     UP_TO_64,
     UP_TO_64_NARROW,
+    UP_TO_128,
     UP_TO_192,
     HopperConfig,
 )
@@ -61,16 +61,16 @@ V = 1024
 SIZES = {
     UP_TO_64: (16, 256),
     UP_TO_64_NARROW: (64, 192),
-    LARGE: (128, 256),
+    UP_TO_128: (128, 256),
     UP_TO_192: (192, 256),
-    LARGE_HALF: (128, 256),
+    LARGE: (256, 256),
 }
 NAMES = {
     UP_TO_64: "<=64",
     UP_TO_64_NARROW: "<=64 narrow",
-    LARGE: "large",
+    UP_TO_128: "<=128",
     UP_TO_192: "<=192",
-    LARGE_HALF: "large half",
+    LARGE: "large",
 }
 
 
@@ -185,8 +185,6 @@ def make_job(make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch) -> Call
     def make(config: HopperConfig, variant: str, dtype: torch.dtype = torch.bfloat16) -> Job:
         B, D = SIZES[config]
         changes = fields(B)[variant]
-        if config is LARGE_HALF and "noise" not in changes:
-            changes = {"num_samples": 2} | changes
         problem = make_problem(B, V, D, dtype, **changes)
         with pytest.raises(Launched):
             if variant == "keys":
@@ -362,14 +360,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecut
 # None is in the loop over D, and what the tables read costs more. triton 3.9 also keeps some of the kernel's
 # numbers in local memory, and reads them once a tile.
 MAY_SPILL = {
-    LARGE: {"transforms": 128, "bias": 96, "mask": 128, "bits": 64},
+    LARGE: {},
     UP_TO_192: {"rows": 32, "mask": 32, "bits": 32, "mass": 160, "stored": 32},
-    LARGE_HALF: {"element rows": 16},
+    UP_TO_128: {"element rows": 16},
 }
 MAY_SPILL_LATER = {
     LARGE: {"transforms": 96, "bias": 192, "mask": 512},
     UP_TO_192: {"plain": 128, "mask": 256, "bits": 128, "mass": 256, "stored": 128},
-    LARGE_HALF: {},
+    UP_TO_128: {},
 }
 
 
@@ -380,7 +378,7 @@ def spills_allowed(config: HopperConfig, variant: str) -> int:
             return 64 if early else 192
         return 0 if config.bv == 128 else 32  # the accumulator takes half, and may come from memory
     if early:
-        return MAY_SPILL[config].get(variant, 32 if config is LARGE else 0)
+        return MAY_SPILL[config].get(variant, 40 if config is LARGE else 0)
     return MAY_SPILL_LATER[config].get(variant, 32)
 
 
@@ -396,60 +394,70 @@ def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> li
         assert code.spills_in_loop == 0, line
         assert code.early == 0, line
         assert code.spills <= spills_allowed(config, code.label.rpartition(", ")[2]), line
-        # a tile of BV ids and the single units of 128
-        assert code.shapes == {f"64x{n}x16" for n in {config.bv, 128}}, line
+        assert code.shapes == {f"64x{config.bv}x16"}, line
         assert code.loads >= 1 + config.rows // config.box, line
     return codes
 
 
-@pytest.mark.parametrize("row_blocks", [1, 2])
 @pytest.mark.parametrize("bv", [128, 256])
-def test_every_product_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int, row_blocks: int) -> None:
+def test_every_product_is_dealt_once(monkeypatch: pytest.MonkeyPatch, bv: int) -> None:
     """In order of ids within a CTA, and in two parts at most, the first where nothing comes before it. No CTA
     has more to do than in the best deal: the source of the kernel, run on integers."""
     monkeypatch.setattr(hopper_pipeline, "gl", SimpleNamespace(cdiv=triton.cdiv, maximum=max, minimum=min))
     split_work, tile_of = hopper_pipeline.split_work.fn, hopper_pipeline.tile_of.fn
-    unit_of = hopper_pipeline.unit_of.fn
-    wide = bv // 128
     for ctas, blocks_d in itertools.product((1, 2, 3, 7, 16, 66, 132), (1, 3, 10, 64, 128)):
         # on many CTAs the edges of a round, half-rounds, real vocabularies and shards of them
         edges = (1, 33, 65, 66, 67, 149, 198, 199, 297, 501, 594, 1002, 1187)
         for units in range(1, 4 * ctas + 3) if ctas < 20 else edges:
-            parts: dict[int, list[tuple[int, int, int, int]]] = {}  # of a unit: from, to, CTA, its turn there
+            parts: dict[int, list[tuple[int, int, int]]] = {}  # of a tile: from, to, CTA
             work = []
             parted = False
             for cta in range(ctas):
-                tiles, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, bv)
-                mine: list[tuple[int, int, int]] = []
-                for n in range(tiles[1]):
-                    tile, d0, d1 = tile_of(n, tiles, ctas, cta, blocks_d)
+                dealt = split_work(units, ctas, cta, blocks_d, bv)
+                mine = [tile_of(n, dealt, ctas, cta, blocks_d) for n in range(dealt[1])]
+                assert [tile for tile, _, _ in mine] == sorted({tile for tile, _, _ in mine})
+                for n, (tile, d0, d1) in enumerate(mine):
                     assert 0 <= d0 < d1 <= blocks_d
-                    assert d1 == blocks_d or (d0 == 0 and n == tiles[0])  # no part waits for one that waits
-                    mine += [(unit, d0, d1) for unit in range(tile * wide, tile * wide + wide)]
+                    assert d1 == blocks_d or (d0 == 0 and n == dealt[0])  # no part waits for one that waits
+                    parts.setdefault(tile, []).append((d0, d1, cta))
                     parted |= d1 - d0 < blocks_d
-                mine += [(unit_of(j, tiles, ctas, cta, bv), 0, blocks_d) for j in range(rounds)]
-                assert [unit for unit, _, _ in mine] == sorted({unit for unit, _, _ in mine})
-                for turn, (unit, d0, d1) in enumerate(mine):
-                    parts.setdefault(unit, []).append((d0, d1, cta, turn))
                 work.append(sum(d1 - d0 for _, d0, d1 in mine))
             # the launcher, which gives the sums their memory, knows
-            assert not parted or hopper_sample.parts_tiles(units, ctas, blocks_d, row_blocks, bv)
-            assert sorted(parts) in (list(range(units)), list(range(units + units % wide))), (units, ctas)
-            for unit, dealt in parts.items():
-                first, *rest = sorted(dealt)
+            assert not parted or hopper_sample.parts_tiles(units, ctas, blocks_d, bv)
+            tiles = triton.cdiv(units, bv // 128)
+            assert sorted(parts) == list(range(tiles)), (units, ctas)
+            for tile, ranges in parts.items():
+                first, *rest = sorted(ranges)
                 if not rest:
-                    assert first[:2] == (0, blocks_d), (units, ctas, unit)
+                    assert first[:2] == (0, blocks_d), (units, ctas, tile)
                     continue
                 (last,) = rest
-                assert first[0] == 0 and first[1] == last[0] and last[1] == blocks_d, (units, ctas, unit)
-                assert last[2] == first[2] + 1, (units, ctas, unit)
-            step = 1 if row_blocks == 1 else wide
-            whole = triton.cdiv(units, step * ctas) * step * blocks_d
-            parted = triton.cdiv(triton.cdiv(units, step) * blocks_d, ctas) * step
-            if step > 1 and units > step * ctas and whole - parted > 9 * step:
-                assert max(work) == parted, (units, ctas, blocks_d)
+                assert first[0] == 0 and first[1] == last[0] and last[1] == blocks_d, (units, ctas, tile)
+                assert last[2] == first[2] + 1, (units, ctas, tile)
+            whole = triton.cdiv(tiles, ctas) * blocks_d
+            evenly = triton.cdiv(tiles * blocks_d, ctas)
+            if bv > 128 and tiles > ctas and whole - evenly > 9:
+                assert max(work) == evenly, (units, ctas, blocks_d)
             else:
-                assert max(work) in ((whole, parted) if step > 1 else (whole,)), (units, ctas, blocks_d)
+                assert max(work) in ((whole, evenly) if bv > 128 else (whole,)), (units, ctas, blocks_d)
+
+
+@pytest.mark.parametrize("bv", [128, 256])
+def test_no_cta_waits_for_others_where_fewer_would_do(bv: int) -> None:
+    """As few CTAs as need no round more; where tiles are parted, all."""
+    for most, blocks_d in itertools.product((1, 2, 5, 33, 66, 132), (1, 10, 128)):
+        for units in (0, 1, 2, 65, 66, 67, 131, 132, 133, 501, 1002, 1187, 2048):
+            ctas = hopper_sample.ctas_for(units, most, blocks_d, bv)
+            tiles = triton.cdiv(units, bv // 128)
+            assert 1 <= ctas <= most
+            if hopper_sample.parts_tiles(units, most, blocks_d, bv):
+                assert ctas == most
+            elif tiles:
+                rounds = triton.cdiv(tiles, most)
+                assert triton.cdiv(tiles, ctas) == rounds, (units, most)
+                assert ctas == 1 or triton.cdiv(tiles, ctas - 1) > rounds, (units, most)
+    assert hopper_sample.ctas_for(1002, 132, 128, 128) == 126  # Llama-3-70B
+    assert hopper_sample.ctas_for(1187, 132, 64, 128) == 132  # Qwen3-8B
 
 
 @pytest.mark.parametrize("rows1", [0, 64])
@@ -483,7 +491,7 @@ def test_every_sum_has_its_place(
     assert len(asked) == 1 and asked[0] >= (last + 1) * config.rows0 * config.bv
     assert job.signature["sums_ptr"] == "*fp32"
     # nine whole tiles a CTA: nothing but the ids is allocated
-    assert not hopper_sample.parts_tiles(triton.cdiv(151936, 128), 66, 64, 2, 256)
+    assert not hopper_sample.parts_tiles(triton.cdiv(151936, 128), 66, 64, 256)
 
 
 def test_a_call_without_state_of_its_own_fills_none(
@@ -498,7 +506,7 @@ def test_a_call_without_state_of_its_own_fills_none(
         return whole(num_rows, num_sums, device)
 
     monkeypatch.setattr(hopper_sample, "workspace", workspace)
-    for config, variant in ((UP_TO_64, "mass"), (LARGE_HALF, "samples")):
+    for config, variant in ((UP_TO_64, "mass"), (UP_TO_128, "samples")):
         job = make_job(config, variant)
         assert job.constants["flags_ptr"] is None and job.constants["keys_ptr"] is None
     assert made == []
@@ -535,8 +543,10 @@ def test_the_sort_is_launched_right_before_the_kernel(
 def test_every_configuration_is_tested_here(make_job: Callable[..., Job]) -> None:
     assert set(SIZES) == set(hopper_configs.ALL)
     for config, (B, D) in SIZES.items():
-        samples = 2 if config is LARGE_HALF else 1
-        assert hopper_configs.pick(B, D, samples, "grouped") == config
+        assert hopper_configs.pick(B, D, 1, "grouped") == config
+        if B > 64:
+            assert hopper_configs.pick(B, D, 2, "grouped") == UP_TO_128
+            assert hopper_configs.pick(B, D, 1, "element") == UP_TO_128
 
 
 def test_tables_are_handed_over_side_by_side(make_problem: MakeProblem) -> None:
@@ -576,9 +586,13 @@ def test_up_to_192_rows(make_job: Callable[..., Job], pool: ProcessPoolExecutor)
     check(pool, [(UP_TO_192, make_job(UP_TO_192, variant)) for variant in variants])
 
 
-def test_half_tiles(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
-    variants = ["samples", "samples mass", "element", "element rows"]
-    check(pool, [(LARGE_HALF, make_job(LARGE_HALF, variant)) for variant in variants])
+def test_up_to_128_rows(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
+    """Also several samples and noise an id, for any number of rows."""
+    variants = [
+        "plain", "rows", "transforms", "bias", "sparse", "mask", "bits", "stored", "mass", "exact",
+        "samples", "samples mass", "element", "element rows",
+    ]  # fmt: skip
+    check(pool, [(UP_TO_128, make_job(UP_TO_128, variant)) for variant in variants])
 
 
 def test_a_shard_that_leaves_keys_or_sends_them(
@@ -612,5 +626,5 @@ def test_shapes_that_tune_measures(
 
 
 def test_fp16(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
-    jobs = [(config, make_job(config, "plain", torch.float16)) for config in (UP_TO_64, LARGE_HALF)]
+    jobs = [(config, make_job(config, "plain", torch.float16)) for config in (UP_TO_64, UP_TO_128)]
     check(pool, jobs)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from fsample_kernels.ops.hopper_configs import (
     ALL,
     LARGE,
-    LARGE_HALF,
     UP_TO_64,
     UP_TO_64_NARROW,
+    UP_TO_128,
     UP_TO_192,
     HopperConfig,
 )
@@ -30,12 +30,13 @@ HOPPER: tuple[HopperConfig, ...] = (
     replace(UP_TO_64, box=64),
     replace(UP_TO_64_NARROW, stages=8),
     replace(UP_TO_64_NARROW, in_flight=0),
+    replace(UP_TO_128, stages=5),
+    replace(UP_TO_128, in_flight=0),
+    replace(UP_TO_128, rows0=128, rows1=0, stages=7),
     replace(LARGE, stages=3),
     replace(LARGE, in_flight=1),
     replace(UP_TO_192, in_flight=0),
     replace(UP_TO_192, box=16),
-    replace(LARGE_HALF, stages=5),
-    replace(LARGE_HALF, in_flight=1),
 )
 
 

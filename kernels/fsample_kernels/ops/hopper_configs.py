@@ -29,19 +29,21 @@ class HopperConfig:
 # there.
 UP_TO_64 = HopperConfig(bv=128, rows0=64, rows1=0, bd=128, box=16, stages=4, in_flight=1)
 UP_TO_64_NARROW = HopperConfig(bv=128, rows0=64, rows1=0, bd=64, box=16, stages=9, in_flight=1)
-LARGE = HopperConfig(bv=256, rows0=64, rows1=64, bd=64, box=32, stages=4, in_flight=0)
+# Above 64 rows many small stages and a wgmma group in flight stream best. Several samples, which go over one
+# accumulator again and again, and noise an id, which needs many words, take this for any number of rows: it
+# leaves them registers.
+UP_TO_128 = HopperConfig(bv=128, rows0=64, rows1=64, bd=64, box=32, stages=6, in_flight=1)
 # 129 to 192 rows: one block of rows, where LARGE would multiply two of 128.
 UP_TO_192 = HopperConfig(bv=128, rows0=128, rows1=64, bd=64, box=32, stages=5, in_flight=1)
-# Several samples go over one accumulator again and again, and noise an id needs many words: half the
-# accumulator leaves registers for that.
-LARGE_HALF = HopperConfig(bv=128, rows0=64, rows1=64, bd=64, box=32, stages=6, in_flight=0)
+# From two blocks of rows on the tensor cores set the pace, and like wide tiles.
+LARGE = HopperConfig(bv=256, rows0=64, rows1=64, bd=64, box=32, stages=4, in_flight=0)
 
-ALL = (UP_TO_64, UP_TO_64_NARROW, LARGE, UP_TO_192, LARGE_HALF)
+ALL = (UP_TO_64, UP_TO_64_NARROW, UP_TO_128, UP_TO_192, LARGE)
 
 
 def pick(num_rows: int, size_d: int, num_samples: int, noise: Noise) -> HopperConfig:
     if num_rows <= 64:
         return UP_TO_64 if size_d % 128 == 0 else UP_TO_64_NARROW
-    if num_samples > 1 or noise == "element":
-        return LARGE_HALF
-    return UP_TO_192 if 128 < num_rows <= 192 else LARGE
+    if num_rows <= 128 or num_samples > 1 or noise == "element":
+        return UP_TO_128
+    return UP_TO_192 if num_rows <= 192 else LARGE

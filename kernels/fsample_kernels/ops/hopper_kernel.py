@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from fsample_kernels.ops.gluon_names import cta_barrier
 from fsample_kernels.ops.hopper_carry import leave_sum, take_sum
-from fsample_kernels.ops.hopper_pipeline import accumulate, producer, split_work, tile_of, unit_of
+from fsample_kernels.ops.hopper_pipeline import accumulate, producer, split_work, tile_of
 from fsample_kernels.ops.hopper_rows import (
     draw_into,
     empty_state,
@@ -117,33 +117,23 @@ def consumer(
     own = (rows, live, c, greedy, any_greedy)
     state = empty_state(MW, lay)
     row_blocks = gl.cdiv(num_rows, MW0 + MW1)
-    dealt, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, BV)
+    dealt = split_work(units, ctas, cta, blocks_d, BV)
     i = 0
-    if BV > 128:
-        for n in range(dealt[1]):
-            tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
-            acc = gl.zeros((MW, BV), gl.float32, layout=mma)
+    for n in range(dealt[1]):
+        tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+        acc = gl.zeros((MW, BV), gl.float32, layout=mma)
+        if BV > 128:
             if d0 > 0:
                 acc = take_sum(carry, row_blocks, acc, WG, MW, BV)
-            acc, i = accumulate(ring, i, acc, d0, d1, WG, BV, STAGES, IN_FLIGHT)
-            if d1 < blocks_d:
+        acc, i = accumulate(ring, i, acc, d0, d1, WG, BV, STAGES, IN_FLIGHT)
+        if d1 < blocks_d:
+            if BV > 128:
                 leave_sum(carry, acc, WG, MW, BV)
-            else:
-                state = finish_tile(
-                    acc, state, first_row, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
-                    candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
-                )  # fmt: skip
-    unit_mma: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]
-    )
-    for j in range(rounds):
-        unit = unit_of(j, dealt, ctas, cta, BV)
-        acc = gl.zeros((MW, 128), gl.float32, layout=unit_mma)
-        acc, i = accumulate(ring, i, acc, 0, blocks_d, WG, 128, STAGES, IN_FLIGHT)
-        state = finish_tile(
-            acc, state, first_row, unit * 128, unit, own, sizes, row_args, tables,
-            candidates, logits_ptr, MW, 128, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
-        )  # fmt: skip
+        else:
+            state = finish_tile(
+                acc, state, first_row, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
+                candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
+            )  # fmt: skip
     if keys_ptr is not None:
         publish(keys_ptr, state, first_row, num_rows, tables[0], MW)
     elif SINGLE:
@@ -229,7 +219,7 @@ def hopper_kernel(
                 ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(1), BV, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, row_blocks, BV, BD, BOX, MW0, MW1, STAGES)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -237,7 +227,7 @@ def hopper_kernel(
                 ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, row_blocks, BV, BD, BOX, MW0, MW1, STAGES)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
         # the barrier orders this CTA's relaxed atomics before the acq_rel counter, so that the last sees all

@@ -19,47 +19,34 @@ from fsample_kernels.ops.gluon_names import load_box
 
 
 @gluon.jit
-def split_work(units, ctas, cta, blocks_d, row_blocks, BV: gl.constexpr):
-    """How the units of 128 ids are dealt to the CTAs of a block of rows: (tiles of BV ids, single units).
+def split_work(units, ctas, cta, blocks_d, BV: gl.constexpr):
+    """How the tiles over units of 128 ids are dealt to the CTAs of a block of rows; `tile_of` reads it.
 
-    One block of rows streams W at the pace of memory, and single units fill what tiles of 256 would leave of
-    a round: 593.5 tiles on 132 SMs are 4.5 rounds instead of 5. From two on the tensor cores set the pace,
-    and like wide tiles; what these would leave of a round is dealt by k-blocks, where that is more than the
+    In turn. What tiles of 256 ids would leave of a round is dealt by k-blocks, where that is more than the
     way of a sum through memory costs (`hopper_carry.py`). A CTA then has a tile's length of it at least, so
-    that no tile has three parts. `tile_of` reads the tiles, `unit_of` the units.
+    that no tile has three parts.
     """
-    full = 0  # tiles dealt in turn
-    count = 0  # of all tiles
+    tiles = gl.cdiv(units, BV // 128)
+    full = gl.cdiv(gl.maximum(tiles - cta, 0), ctas)  # tiles dealt in turn
+    count = full  # of all tiles
     top = 0  # the first of those that are not dealt in turn
     d_begin = 0  # where the last tile begins
     d_end = blocks_d  # where tile `top` ends
-    rounds = gl.cdiv(gl.maximum(units - cta, 0), ctas)
     if BV > 128:
-        WIDE: gl.constexpr = BV // 128
-        if row_blocks == 1:
-            full = units // (WIDE * ctas)
-            count = full
-            rounds = gl.cdiv(gl.maximum(units - full * WIDE * ctas - cta, 0), ctas)
-        else:
-            tiles = gl.cdiv(units, WIDE)
-            rounds = 0
-            idle = (gl.cdiv(tiles, ctas) * ctas - tiles) * blocks_d
-            if (tiles > ctas) & (idle > 8 * ctas):
-                # k-blocks begin to end of the tiles left, in a row with the highest first: so the tiles of a
-                # CTA ascend, `top` is the one that may lack its end, and the last lacks what CTA - 1 has done
-                full = tiles // ctas - 1
-                left = (tiles - full * ctas) * blocks_d
-                begin = cta * left // ctas
-                end = (cta + 1) * left // ctas
-                places = gl.cdiv(end, blocks_d)
-                top = tiles - places
-                d_end = end - (places - 1) * blocks_d
-                d_begin = begin % blocks_d
-                count = full + places - begin // blocks_d
-            else:
-                full = gl.cdiv(gl.maximum(tiles - cta, 0), ctas)
-                count = full
-    return (full, count, top, d_begin, d_end), rounds
+        idle = (gl.cdiv(tiles, ctas) * ctas - tiles) * blocks_d
+        if (tiles > ctas) & (idle > 8 * ctas):
+            # k-blocks begin to end of the tiles left, in a row with the highest first: so the tiles of a
+            # CTA ascend, `top` is the one that may lack its end, and the last lacks what CTA - 1 has done
+            full = tiles // ctas - 1
+            left = (tiles - full * ctas) * blocks_d
+            begin = cta * left // ctas
+            end = (cta + 1) * left // ctas
+            places = gl.cdiv(end, blocks_d)
+            top = tiles - places
+            d_end = end - (places - 1) * blocks_d
+            d_begin = begin % blocks_d
+            count = full + places - begin // blocks_d
+    return full, count, top, d_begin, d_end
 
 
 @gluon.jit
@@ -76,12 +63,6 @@ def tile_of(n, dealt, ctas, cta, blocks_d):
     if n == full:
         d1 = d_end
     return tile, d0, d1
-
-
-@gluon.jit
-def unit_of(j, dealt, ctas, cta, BV: gl.constexpr):
-    """Single unit j of the CTA."""
-    return (dealt[0] * (BV // 128) + j) * ctas + cta
 
 
 @gluon.jit
@@ -105,35 +86,24 @@ def load_stage(
 
 @gluon.jit
 def producer(
-    w, h, ring, share, num_rows, blocks_d, row_blocks,
+    w, h, ring, share, num_rows, blocks_d,
     BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warp: every k-block of the CTA's tiles into the ring."""
     w_bufs, h0_bufs, h1_bufs, empty, full_bars = ring
     units, ctas, cta, row0 = share
-    dealt, rounds = split_work(units, ctas, cta, blocks_d, row_blocks, BV)
+    dealt = split_work(units, ctas, cta, blocks_d, BV)
     row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), (MW0 + MW1) // BOX)
     i = 0
-    if BV > 128:
-        for n in range(dealt[1]):
-            tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
-            for d in range(d0, d1):
-                s = i % STAGES
-                mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
-                load_stage(
-                    w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
-                    tile * BV, d * BD, row0, row_boxes, BV // 128, MW0, MW1, BOX,
-                )  # fmt: skip
-                i += 1
-    for j in range(rounds):
-        unit = unit_of(j, dealt, ctas, cta, BV)
-        for d in range(blocks_d):
+    for n in range(dealt[1]):
+        tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+        for d in range(d0, d1):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
             load_stage(
                 w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
-                unit * 128, d * BD, row0, row_boxes, 1, MW0, MW1, BOX,
+                tile * BV, d * BD, row0, row_boxes, BV // 128, MW0, MW1, BOX,
             )  # fmt: skip
             i += 1
 

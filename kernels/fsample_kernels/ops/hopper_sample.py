@@ -76,11 +76,23 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def parts_tiles(units: int, ctas: int, blocks_d: int, row_blocks: int, bv: int) -> bool:
+def parts_tiles(units: int, ctas: int, blocks_d: int, bv: int) -> bool:
     """Whether `hopper_pipeline.split_work` parts tiles of such a launch, whose sums then need memory."""
     tiles = cdiv(units, bv // 128)
     idle = (cdiv(tiles, ctas) * ctas - tiles) * blocks_d
-    return bv > 128 and row_blocks > 1 and tiles > ctas and idle > 8 * ctas
+    return bv > 128 and tiles > ctas and idle > 8 * ctas
+
+
+def ctas_for(units: int, most: int, blocks_d: int, bv: int) -> int:
+    """CTAs a block of rows, of `most` that there could be: as many as are busy to the end.
+
+    1002 tiles are 8 rounds for 132 CTAs and for 126, but of 132 only 78 have a tile in the last, which are
+    too few to load it at the pace of memory.
+    """
+    if parts_tiles(units, most, blocks_d, bv):
+        return most
+    tiles = max(1, cdiv(units, bv // 128))
+    return cdiv(tiles, cdiv(tiles, most))
 
 
 def tma_fits(x: Tensor) -> bool:
@@ -193,7 +205,8 @@ def _run(
     limit = max(0, min(V, problem.vocab_size - problem.first_id))
     units = cdiv(V if problem.store_logits else limit, 128)
     row_blocks = cdiv(B, config.rows)
-    ctas = max(1, min(sm_count(device) // row_blocks, units))
+    blocks_d = cdiv(weight.shape[1], config.bd)
+    ctas = ctas_for(units, max(1, sm_count(device) // row_blocks), blocks_d, config.bv)
     wants_mass = problem.want_logprob or problem.want_lse
     in_one_launch = meets(problem)
     slots = 0 if in_one_launch else (ctas if K == 1 else units)
@@ -206,7 +219,7 @@ def _run(
         rows = arguments.row_arguments(problem)
         wide = config.bv > 128
         num_sums = 0
-        if parts_tiles(units, ctas, cdiv(weight.shape[1], config.bd), row_blocks, config.bv):
+        if parts_tiles(units, ctas, blocks_d, config.bv):
             # a place for two warpgroups a CTA, see `hopper_carry.places`
             num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
         state = workspace(B, num_sums, device) if in_one_launch or wide else None
