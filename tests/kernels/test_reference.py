@@ -1,4 +1,4 @@
-"""The CPU implementation: the ids of the oracle, every transform and shape, streams and parameters of rows."""
+"""The CPU implementation: the ids of the oracle, every transform and shape, streams, parameters of rows."""
 
 from __future__ import annotations
 
