@@ -35,7 +35,7 @@ def test_two_ranks_draw_what_one_draws(cuts: list[int], batch: int, exchange: st
     for call, one, other in zip(calls, first, second, strict=True):
         got, again = SampleResult(*one), SampleResult(*other)
         assert torch.equal(got.ids, again.ids)
-        assert got.implementation.endswith("+p2p_after" if exchange == "auto" else f"+{exchange}")
+        assert got.implementation.endswith("+p2p" if exchange == "auto" else f"+{exchange}")
         own = {name: value for name, value in call.items() if name != "exchange"}
         if isinstance(own.get("temperature"), torch.Tensor):
             own["temperature"] = own["temperature"].cuda()

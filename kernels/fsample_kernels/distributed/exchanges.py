@@ -43,7 +43,7 @@ def choose(team: Team, name: Exchange, noise: Noise, device: torch.device, num_w
         raise ValueError(f"exchange={name!r} {problem}; use 'candidates'")
     if name != "auto":
         return name
-    return "candidates" if problem or num_words > MOST_WORDS else "p2p_after"
+    return "candidates" if problem or num_words > MOST_WORDS else "p2p"
 
 
 def _link_problem(team: Team, device: torch.device) -> str:

@@ -63,7 +63,7 @@ def sample(
         exchange: "candidates" or "log_mass", through the group's own gather. "p2p": candidates written into
             the memory of the other GPUs of the host, by the kernel that draws where that is the one for
             Hopper and ids are all that is asked for, else by one after it; "p2p_after": always by one after
-            it. "auto": p2p_after where GPUs reach each other (found out once a group, the same on every rank)
+            it. "auto": p2p where GPUs reach each other (found out once a group, the same on every rank)
             and draws are at most 2^20, else candidates; log_mass for noise="online", where a draw has no
             score.
         seed: None: rank 0 draws a seed and sends it, one more collective a call.
