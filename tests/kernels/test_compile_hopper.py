@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from fsample_kernels.ops import (
     hopper_kernel,
     hopper_pipeline,
     hopper_sample,
+    hopper_workspace,
     sort_sparse,
 )
 from fsample_kernels.ops.hopper_configs import (
@@ -467,14 +469,16 @@ def test_every_sum_has_its_place(
     """In fp32, whatever torch makes of a tensor without a dtype: `hopper_carry.places` counts two warpgroups
     a CTA, and a table may choose one."""
     config = dataclasses.replace(LARGE, rows1=rows1)
-    rows, whole = 256, hopper_sample.workspace
+    rows, whole = 256, hopper_workspace.workspace
     row_blocks = triton.cdiv(rows, config.rows)
     assert not candidates.why_not(config, rows, 2048)
     asked: list[int] = []
 
-    def workspace(num_rows: int, num_sums: int, device: torch.device) -> hopper_sample.Workspace:
+    def workspace(
+        num_rows: int, num_sums: int, num_flags: int, device: torch.device
+    ) -> hopper_workspace.Workspace:
         asked.append(num_sums)
-        return whole(num_rows, num_sums, device)
+        return whole(num_rows, num_sums, *others)
 
     monkeypatch.setattr(hopper_sample, "workspace", workspace)
     monkeypatch.setattr(hopper_sample, "variant", lambda problem: config)
@@ -497,13 +501,15 @@ def test_every_sum_has_its_place(
 def test_a_call_without_state_of_its_own_fills_none(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a captured graph it would be filled in every replay."""
+    """A captured call would keep it for good."""
     made: list[int] = []
-    whole = hopper_sample.workspace
+    whole = hopper_workspace.workspace
 
-    def workspace(num_rows: int, num_sums: int, device: torch.device) -> hopper_sample.Workspace:
+    def workspace(
+        num_rows: int, num_sums: int, num_flags: int, device: torch.device
+    ) -> hopper_workspace.Workspace:
         made.append(num_sums)
-        return whole(num_rows, num_sums, device)
+        return whole(num_rows, num_sums, *others)
 
     monkeypatch.setattr(hopper_sample, "workspace", workspace)
     for config, variant in ((UP_TO_64, "mass"), (UP_TO_128, "samples")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -79,10 +80,11 @@ def size_d(B: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """D of a test over 5,000 ids; at 260 rows such that tiles are parted, as on a GPU of 48 SMs."""
     if B < 260:
         return 320
-    from fsample_kernels.ops import hopper_sample
+    from fsample_kernels.ops import hopper_sample, hopper_workspace
 
     monkeypatch.setattr(hopper_sample, "sm_count", lambda device: 48)
-    monkeypatch.setattr(hopper_sample, "_workspaces", {})
+    monkeypatch.setattr(hopper_workspace, "_of_stream", {})
+    monkeypatch.setattr(hopper_workspace, "_spares", {})
     return 1024
 
 
@@ -186,9 +188,9 @@ def test_store_logits_changes_no_id() -> None:
 @pytest.mark.parametrize("B", [1, 20, 200])
 def test_nothing_is_read_that_no_program_wrote(B: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every buffer of a call holds NaN or -99999 beforehand: a slot without a store would show, or win."""
-    from fsample_kernels.ops import hopper_sample
+    from fsample_kernels.ops import hopper_workspace
 
-    monkeypatch.setattr(hopper_sample, "_workspaces", {})  # the sums of parted tiles are empty memory, too
+    monkeypatch.setattr(hopper_workspace, "_of_stream", {})  # the sums of parted tiles are empty memory, too
     hidden, weight = inputs(B, 50257, 128)
     check(hidden, weight)
     full = check(hidden, weight, num_samples=2, want_logprob=True, want_lse=True, store_logits=True)
@@ -288,6 +290,45 @@ def test_graph_replay_advances() -> None:
     position.fill_(3)
     graph.replay()
     assert torch.equal(ids, sample(hidden, weight, seed=9, position=3).ids)
+
+
+@pytest.mark.parametrize("B", [8, 200])
+def test_captured_calls_start_from_what_an_earlier_one_filled(
+    B: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a workspace of its own, and no fill in the graph but where spares ran out."""
+    from fsample_kernels.ops import hopper_workspace
+
+    hidden, weight = inputs(B, 32000, 256)
+    made: list[int] = []
+    make = hopper_workspace.make
+
+    def noted(count: int, *sizes: Any) -> list[hopper_workspace.Workspace]:
+        made.append(count)
+        return make(count, *sizes)
+
+    monkeypatch.setattr(hopper_workspace, "_of_stream", {})
+    monkeypatch.setattr(hopper_workspace, "_spares", {})
+    monkeypatch.setattr(hopper_workspace, "SPARES", 3)
+    monkeypatch.setattr(hopper_workspace, "make", noted)
+    want = [sample(hidden, weight, seed=5, position=i).ids for i in range(4)]
+    assert made == [1, 3]
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    ids: list[torch.Tensor] = []
+    for graph in graphs:  # the last of four calls finds none
+        with torch.cuda.graph(graph):
+            ids += [sample(hidden, weight, seed=5, position=len(ids) + i).ids for i in range(2)]
+    assert made == [1, 3, 1]
+    streams = [torch.cuda.Stream() for _ in graphs]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    for _ in range(200):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(ids, want, strict=True))
+    sample(hidden, weight, seed=5)
+    assert made == [1, 3, 1, 3]
 
 
 def test_unseeded_graph_draws_anew() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -16,7 +15,7 @@ from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
 from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.hopper_kernel import hopper_kernel
-from fsample_kernels.ops.hopper_rows import EMPTY_KEY
+from fsample_kernels.ops.hopper_workspace import workspace
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
 
@@ -28,47 +27,6 @@ CONSUMER_REGISTERS = 240
 PRODUCER_REGISTERS = 24
 BESIDE = ("head_bias_stride", "bias_stride_v", "mask_stride_v")  # 1: see `beside`
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """State that every launch leaves as it found it. One a stream: two launches at once must not share it.
-
-    It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
-    overlap, and a captured graph has its own, whatever streams replay it. The price is what it holds a
-    stream, 12 bytes a row and, once a call has parted tiles, 128 KiB an SM, and in a graph two small fills at
-    the head of each replay.
-    """
-
-    keys: Tensor  # [rows] int64, EMPTY_KEY
-    counters: Tensor  # [row blocks] int32, 0
-    flags: Tensor  # [2 SMs] int32, 0
-    sums: Tensor  # [values] fp32, whatever they are
-
-    @staticmethod
-    def empty(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
-        keys = torch.full((num_rows,), EMPTY_KEY.value, dtype=torch.int64, device=device)
-        num_flags = 2 * sm_count(device)
-        zeros = torch.zeros(num_flags + num_rows, dtype=torch.int32, device=device)  # one fill for both
-        sums = torch.empty(num_sums, dtype=torch.float32, device=device)
-        return Workspace(keys, zeros[num_flags:], zeros[:num_flags], sums)
-
-
-_workspaces: dict[tuple[int, int], Workspace] = {}
-
-
-def workspace(num_rows: int, num_sums: int, device: torch.device) -> Workspace:
-    """The workspace of the current stream. A captured graph gets its own, from its memory pool and filled
-    inside it."""
-    if torch.cuda.is_current_stream_capturing():
-        return Workspace.empty(num_rows, num_sums, device)
-    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
-    held = _workspaces.get(key)
-    if held is None or held.keys.shape[0] < num_rows or held.sums.shape[0] < num_sums:
-        rows = max(1024, triton.next_power_of_2(num_rows))
-        sums = num_sums if held is None else max(num_sums, held.sums.shape[0])
-        held = _workspaces[key] = Workspace.empty(rows, sums, device)
-    return held
 
 
 def cdiv(a: int, b: int) -> int:
@@ -222,7 +180,7 @@ def _run(
         if parts_tiles(units, ctas, blocks_d, config.bv):
             # a place for two warpgroups a CTA, see `hopper_carry.places`
             num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
-        state = workspace(B, num_sums, device) if in_one_launch or wide else None
+        state = workspace(B, num_sums, 2 * sm_count(device), device) if in_one_launch or wide else None
         if state and wide:
             buffers.spoil(state.sums)
         ids = scores = best_ids = winner_logits = tile_max = tile_sum = None

@@ -1,0 +1,73 @@
+"""State of the Hopper kernel that every launch leaves as it found it, so that no launch has to make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from fsample_kernels.ops.hopper_rows import EMPTY_KEY
+
+ROWS = 1024  # of a workspace at least
+SPARES = 64  # made at a time
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """One a stream, and one a captured call: two launches at once must not share it.
+
+    It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
+    overlap, and a captured call keeps its own, whatever streams replay it. The price is memory: 12 bytes a
+    row and, once a call has parted tiles, 128 KiB an SM; and 0.9 MB for the next `SPARES` captured calls.
+    """
+
+    keys: Tensor  # [rows] int64, EMPTY_KEY
+    counters: Tensor  # [row blocks] int32, 0
+    flags: Tensor  # [flags] int32, 0
+    sums: Tensor  # [values] fp32, whatever they are
+
+    def serves(self, num_rows: int, num_sums: int, num_flags: int) -> bool:
+        return (
+            self.keys.shape[0] >= num_rows
+            and self.sums.shape[0] >= num_sums
+            and self.flags.shape[0] >= num_flags
+        )
+
+
+_of_stream: dict[tuple[int, int], Workspace] = {}
+_spares: dict[int | None, list[Workspace]] = {}  # of a device: filled, and not yet given away
+
+
+def make(count: int, num_rows: int, num_sums: int, num_flags: int, device: torch.device) -> list[Workspace]:
+    """`count` of them, in two fills."""
+    keys = torch.full((count, num_rows), EMPTY_KEY.value, dtype=torch.int64, device=device)
+    zeros = torch.zeros(count, num_flags + num_rows, dtype=torch.int32, device=device)
+    sums = torch.empty(count, num_sums, dtype=torch.float32, device=device)
+    return [Workspace(keys[i], zeros[i, num_flags:], zeros[i, :num_flags], sums[i]) for i in range(count)]
+
+
+def workspace(num_rows: int, num_sums: int, num_flags: int, device: torch.device) -> Workspace:
+    """The workspace of the current stream, or inside a capture one for that call alone.
+
+    A captured call takes a spare that an earlier call has filled, and no other call gets it again: there is
+    no telling when a graph has been replayed for the last time. Where none is left, or it is too small, the
+    graph fills one at the head of each replay.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        spares = _spares.get(device.index)
+        if not spares or not spares[-1].serves(num_rows, 0, num_flags):
+            return make(1, num_rows, num_sums, num_flags, device)[0]
+        return replace(spares.pop(), sums=torch.empty(num_sums, dtype=torch.float32, device=device))
+    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    held = _of_stream.get(key)
+    if held is None or not held.serves(num_rows, num_sums, num_flags):
+        rows = max(ROWS, triton.next_power_of_2(num_rows))
+        sums = num_sums if held is None else max(num_sums, held.sums.shape[0])
+        [held] = make(1, rows, sums, num_flags, device)
+        _of_stream[key] = held
+    if not _spares.get(device.index):
+        _spares[device.index] = make(SPARES, ROWS, 0, num_flags, device)
+        torch.cuda.current_stream(device).synchronize()  # replays on other streams do not wait for the fills
+    return held
