@@ -474,9 +474,7 @@ def test_every_sum_has_its_place(
     assert not candidates.why_not(config, rows, 2048)
     asked: list[int] = []
 
-    def workspace(
-        num_rows: int, num_sums: int, num_flags: int, device: torch.device
-    ) -> hopper_workspace.Workspace:
+    def workspace(num_rows: int, num_sums: int, *others: Any) -> hopper_workspace.Workspace:
         asked.append(num_sums)
         return whole(num_rows, num_sums, *others)
 
@@ -505,9 +503,7 @@ def test_a_call_without_state_of_its_own_fills_none(
     made: list[int] = []
     whole = hopper_workspace.workspace
 
-    def workspace(
-        num_rows: int, num_sums: int, num_flags: int, device: torch.device
-    ) -> hopper_workspace.Workspace:
+    def workspace(num_rows: int, num_sums: int, *others: Any) -> hopper_workspace.Workspace:
         made.append(num_sums)
         return whole(num_rows, num_sums, *others)
 
