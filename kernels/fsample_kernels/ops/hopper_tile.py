@@ -38,9 +38,21 @@ def blocks(acc, M: gl.constexpr, N: gl.constexpr):
     return out
 
 
+@gluon.constexpr_function
+def lanes_of_rows(M):
+    """The accumulator's layout without the members: a thread holds its groups of M / 32 rows."""
+    rows = [[8, 0], [64, 0]][: M // 64]
+    lanes, warps = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
+    return gl.DistributedLinearLayout(rows, lanes, warps, [], [M, 4])
+
+
 @gluon.jit
 def by_group(x, M: gl.constexpr):
-    """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the four groups."""
+    """[M, 128] logits in the accumulator's layout -> 32 tensors [M, 4]: member j of the four groups.
+
+    Their layout is named: triton 3.9 would take slices of the accumulator's, and not see later that two
+    neighbours lie beside each other.
+    """
     xs = (x.reshape(M, 16, 4, 2).permute(0, 2, 1, 3).reshape(M, 4, 32),)  # type: tuple[gl.tensor, ...]
     for _ in gl.static_range(5):
         halves = ()  # type: tuple[gl.tensor, ...]
@@ -51,7 +63,7 @@ def by_group(x, M: gl.constexpr):
         xs = halves
     out = ()  # type: tuple[gl.tensor, ...]
     for j in gl.static_range(32):
-        out += (xs[j].reshape(M, 4),)
+        out += (gl.convert_layout(xs[j].reshape(M, 4), lanes_of_rows(M)),)
     return out
 
 
