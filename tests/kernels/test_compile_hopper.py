@@ -83,10 +83,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecut
         os.environ["TRITON_CACHE_DIR"] = before
 
 
+EARLY = triton.__version__.startswith("3.6.")
 # Loads and stores of local memory that a variant may hold where half of a thread's registers or more are the
 # accumulator: what is loaded from a mask or a bias has to wait somewhere, and a mass is kept for four rows.
 # None is in the loop over D, and what the tables read costs more. triton 3.9 also keeps some of the kernel's
-# numbers in local memory, and reads them once a tile.
+# numbers in local memory, and reads them once a tile, one of them once a block of D.
+MAY_SPILL_IN_LOOP = 0 if EARLY else 1
 MAY_SPILL = {
     LARGE: {},
     UP_TO_192: {"rows": 32, "mask": 32, "bits": 32, "mass": 160, "stored": 32},
@@ -100,14 +102,14 @@ MAY_SPILL_LATER = {
 
 
 def spills_allowed(config: HopperConfig, variant: str) -> int:
-    early = triton.__version__.startswith("3.6.")
     if config not in MAY_SPILL:  # a shape that tune measures, without any transform
         if config.rows0 == 128:  # four rows a thread beside m64n128 are the most
-            return 64 if early else 192
-        return 0 if config.bv == 128 else 32  # the accumulator takes half, and may come from memory
-    if early:
+            return 64 if EARLY else 192
+        # at 256 ids the accumulator takes half, and may come from memory
+        return 0 if config.bv == 128 else 32 if EARLY else 80
+    if EARLY:
         return MAY_SPILL[config].get(variant, 40 if config is LARGE else 0)
-    return MAY_SPILL_LATER[config].get(variant, 32)
+    return MAY_SPILL_LATER[config].get(variant, 80 if config is LARGE else 32)
 
 
 def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> list[Code]:
@@ -119,7 +121,7 @@ def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> li
         assert job.constants["BV"] == config.bv and job.constants["STAGES"] == config.stages
         assert code.registers == hopper_sample.MAX_REGISTERS, line  # else the split of setmaxnreg is ignored
         assert code.shared <= SHARED, line
-        assert code.spills_in_loop == 0, line
+        assert code.spills_in_loop <= MAY_SPILL_IN_LOOP, line
         assert code.early == 0, line
         assert code.spills <= spills_allowed(config, code.label.rpartition(", ")[2]), line
         assert code.shapes == {f"64x{config.bv}x16"}, line
