@@ -85,7 +85,6 @@ class Launch:
                     aligned.append(index)
         num_warps, maxnreg = values.pop("num_warps"), values.pop("maxnreg")
         assert values.pop("enable_fp_fusion") is True
-        assert values.pop("launch_pdl", False) is constants["PDL"]
         assert values == {} and isinstance(num_warps, int) and isinstance(maxnreg, int)
         return Job(label, signature, constants, tuple(aligned), num_warps, maxnreg)
 

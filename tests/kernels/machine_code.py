@@ -45,7 +45,6 @@ class Code:
     per_tile: int
     exchanged: frozenset[int]  # `exchanged_together`
     early: int  # `early_arrivals`
-    hasty: frozenset[str]  # `before_the_wait`
 
     @property
     def shapes(self) -> set[str]:
@@ -96,7 +95,7 @@ def compile_job(work: Job) -> Code:
     return Code(
         work.label, int(registers[1]), len(local), len(loop.intersection(local)), compiled.metadata.shared,
         opcodes, shortest_tile(steps), exchanged_together(compiled.asm["ttgir"]),
-        early_arrivals(compiled.asm["ptx"]), before_the_wait(steps),
+        early_arrivals(compiled.asm["ptx"]),
     )  # fmt: skip
 
 
@@ -120,7 +119,6 @@ class Step:
 
     opcode: str
     following: tuple[int, ...]
-    chosen: tuple[int, ...]  # where a jump by a table goes, as warps do that begin their part of the kernel
 
 
 def read_sass(text: str) -> list[Step]:
@@ -144,26 +142,8 @@ def read_sass(text: str) -> list[Step]:
             following.append(labels[target[1]])
         elif predicate is None and opcode in ("EXIT", "RET", "BRX"):
             following = []
-        table = re.findall(r"\.L_x_\d+", operands) if opcode == "BRX" else []
-        steps.append(Step(opcode, tuple(following), tuple(labels[label] for label in table)))
+        steps.append(Step(opcode, tuple(following)))
     return steps
-
-
-def before_the_wait(steps: list[Step]) -> frozenset[str]:
-    """Instructions on global memory that a warp may come to without having waited for earlier kernels.
-    Asking for a line of L2 (CCTL) is none: it gives nobody a value."""
-    found: set[str] = set()
-    seen = {0} | {n for step in steps for n in step.chosen}
-    ahead = list(seen)
-    while ahead:
-        step = steps[ahead.pop()]
-        if step.opcode.startswith(("LDG.", "STG.", "LD.", "ST.", "ATOM.", "ATOMG.", "RED.", "REDG.", "UTMA")):
-            found.add(step.opcode)
-        if step.opcode != "ACQBULK":
-            new = {n for n in step.following if n < len(steps)} - seen
-            seen |= new
-            ahead += new
-    return frozenset(found)
 
 
 def reach(following: Sequence[Sequence[int]], start: int, limit: int = 10**6) -> dict[int, int]:

@@ -1,5 +1,4 @@
-"""Small kernels that call the device functions on given words, as the samplers' kernels call them, and one
-that lets the next kernel start before it has done anything."""
+"""Small kernels that call the device functions on given words, as the samplers' kernels call them."""
 
 # No `from __future__ import annotations`: Triton reads the constexpr annotations.
 import torch
@@ -87,23 +86,3 @@ def function(name: str, x: Tensor, fast: bool, softcap: float = 1.0) -> Tensor:
     out = torch.full_like(x, torch.nan)
     function_kernel[(x.numel() // BLOCK,)](x, out, softcap, name, fast, BLOCK)
     return out
-
-
-@triton.jit
-def late_copy_kernel(out_ptr, in_ptr, count, BLOCK: tl.constexpr):
-    tl.extra.cuda.gdc_launch_dependents()
-    for _ in range(10):
-        tl.inline_asm_elementwise(
-            "nanosleep.u32 10000; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    start = 0
-    while start < count:
-        live = start + offs < count
-        tl.store(out_ptr + start + offs, tl.load(in_ptr + start + offs, mask=live), mask=live)
-        start += tl.num_programs(0) * BLOCK
-
-
-def late_copy(out: Tensor, given: Tensor) -> None:
-    """out.copy_(given), some 100 us after the next kernel may start, on a GPU that is free for it."""
-    late_copy_kernel[(16,)](out, given, given.numel(), BLOCK=1024)

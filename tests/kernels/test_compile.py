@@ -227,7 +227,7 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
         jobs.append(job(f"reduce {architecture} {variant}", "reduce", values, 4, 3, architecture))
     nine = torch.zeros(9, dtype=torch.int64)
     triples = (nine, nine, torch.zeros(9))
-    given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128, 32, False)
+    given = (*triples, *triples, nine, torch.zeros(9, dtype=torch.bool), 9, 9, 9, 0, V, 128, 128, 32)
     named: dict[str, object] = dict(zip(sort_sparse.sort_sparse_kernel.arg_names, given, strict=True))
     jobs.append(job(f"sort {architecture}", "sort", named, 4, 3, architecture))
     lse, bad = torch.zeros(2, 9), torch.zeros(9, dtype=torch.bool)
@@ -240,7 +240,7 @@ def other_jobs(make: MakeProblem, architecture: str, variants: list[str]) -> lis
 @pytest.fixture(autouse=True)
 def sort_without_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making a launch's arguments sorts sparse biases, with a kernel."""
-    monkeypatch.setattr(arguments, "sort_sparse", lambda *values: sort_sparse.sort_many(*values[:-1]))
+    monkeypatch.setattr(arguments, "sort_sparse", sort_sparse.sort_many)
 
 
 @pytest.fixture(scope="module")
@@ -298,23 +298,6 @@ def test_hopper_other_kernels_and_dtypes(make_problem: MakeProblem, pool: Proces
 def test_other_gpus(make_problem: MakeProblem, pool: ProcessPoolExecutor, architecture: str) -> None:
     jobs = head_jobs(make_problem, architecture, torch.bfloat16, ["rows"], classes=(16, 128))
     assert too_large(pool, jobs + other_jobs(make_problem, architecture, ["rows"])[1:]) == []
-
-
-def test_kernels_that_start_early_wait_before_they_touch_memory(
-    make_problem: MakeProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    touches = re.compile(r"\b(ld|st|atom|red)\.(?!param)(\w+\.)*global")
-    for work in other_jobs(make_problem, "sm_90", ["constrained"]):
-        if work.kernel in ("reduce", "sort"):
-            for pdl in (False, True):
-                early = replace(work, constants=work.constants | {"PDL": pdl})
-                source, options = source_of(early)
-                ptx = triton.compile(source, target=TARGETS["sm_90"], options=options).asm["ptx"]
-                before, waits, after = ptx.partition("griddepcontrol.wait")
-                assert touches.search(after if waits else before)
-                assert bool(waits) is ("griddepcontrol.launch_dependents" in before) is pdl
-                assert not (pdl and touches.search(before))
 
 
 def test_a_product_of_two_words_is_one_instruction(

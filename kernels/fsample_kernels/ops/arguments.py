@@ -160,7 +160,7 @@ def prepare(problem: Problem, block_v: int) -> Launch:
 
 
 def sparse_tables(
-    problem: Problem, block_v: int, num_tiles: int, shift: int, pdl: bool = False
+    problem: Problem, block_v: int, num_tiles: int, shift: int
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Sparse bias by vocabulary tile as `sort_sparse` gives it, or nothing."""
     if problem.sparse_bias is None:
@@ -172,5 +172,4 @@ def sparse_tables(
         problem.first_id - shift,
         num_tiles,
         block_v,
-        pdl,
     )

@@ -24,20 +24,12 @@ from fsample_kernels.warm import compile_workers
 # measured so. Said at each launch, since Triton's own default is about to change.
 FUSE = True
 
-# On sm_90 a kernel starts while the one before it in the stream ends; see `device.await_earlier`.
-PDL = True
-
 _compiling: ContextVar[bool] = ContextVar("fsample_compiling", default=False)
 
 
 def active() -> bool:
     """Whether launches compile only."""
     return _compiling.get()
-
-
-def early(pdl: bool) -> dict[str, bool]:
-    """The option of a launch that may start early; other back ends than NVIDIA's do not know it."""
-    return {"launch_pdl": True} if pdl else {}
 
 
 def ready(kernel):

@@ -19,25 +19,6 @@ NO_ID = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def await_earlier(PDL: tl.constexpr):
-    """Wait until what the stream has before this kernel has ended, and all its stores can be seen.
-
-    A kernel launched with `launch_pdl` may start before that. So nothing that an earlier kernel may write or
-    still read comes before this, and every thread that touches memory calls it.
-    """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def let_next_start(PDL: tl.constexpr):
-    """The next kernel of the stream, where it is launched with `launch_pdl`, may start once every program has
-    come here. It waits by itself for all that this one stores."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
 def log2(x, FAST: tl.constexpr):
     if FAST:
         return tl.inline_asm_elementwise(

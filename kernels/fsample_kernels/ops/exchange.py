@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 
 from fsample_kernels.ops import arguments
-from fsample_kernels.ops.compiling import FUSE, PDL, early, ready
-from fsample_kernels.ops.device import await_earlier
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.link import EPOCH, clock, end_step, ids_of, send, take
 
 BLOCK = 256  # words a program handles at a time
@@ -20,9 +19,7 @@ def exchange_kernel(
     link_ptr,  # [6 + R] int64
     num_words,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, BEST: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr,  # launched with launch_pdl
 ):  # fmt: skip
-    await_earlier(PDL)
     # Inline assembly runs in copies too, where a block is smaller than its threads' registers: here there are
     # none, at one word a thread or at the two of a wide load.
     tl.static_assert(BLOCK >= 2 * 32 * WARPS)
@@ -62,12 +59,11 @@ def exchange_kernel(
 def exchange(words, out, link, ranks: int, best: bool, only_compile: bool = False) -> None:
     """Fill out [R, N] with the words [N] of every rank, or [N] with the ids of the best; see the kernel."""
     num_words = words.numel()
-    pdl = PDL and arguments.architecture(words.device) == "sm_90"
     grid = (min(PROGRAMS, triton.cdiv(num_words, BLOCK)),)
     named = {
         "words_ptr": words, "out_ptr": out, "link_ptr": link, "num_words": num_words,
         "RANKS": ranks, "BLOCK": BLOCK, "WARPS": WARPS, "BEST": best, "ASM": not arguments.INTERPRETED,
-        "PDL": pdl, "num_warps": WARPS, "enable_fp_fusion": FUSE, **early(pdl),
+        "num_warps": WARPS, "enable_fp_fusion": FUSE,
     }  # fmt: skip
     with arguments.on_device(words.device):
         if only_compile:

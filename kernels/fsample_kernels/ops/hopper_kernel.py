@@ -10,8 +10,6 @@ Log-probabilities, the log-sum-exp and several samples a row leave candidates in
 `reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to the next
 (`hopper_carry.py`).
 
-It starts while the kernel ahead of it in the stream ends (PDL), asks for the first of W, and waits.
-
 Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
 ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d,
 num_slots), own (rows, live, c, greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it
@@ -23,7 +21,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from fsample_kernels.ops.device import await_earlier, let_next_start
 from fsample_kernels.ops.gluon_names import cta_barrier
 from fsample_kernels.ops.hopper_carry import leave_sum, take_sum
 from fsample_kernels.ops.hopper_pipeline import accumulate, producer, split_work, tile_of
@@ -97,38 +94,10 @@ def finish_tile(
 
 
 @gluon.jit
-def prefetch_weight(w_ptr, w, row0, column0, N: gl.constexpr, BD: gl.constexpr):
-    """Have two k-blocks of W, [N, BD] each, brought to L2 while an earlier kernel may still run: what that
-    writes reaches L2 as well, so the loads that follow the wait read what it has written."""
-    LINES: gl.constexpr = BD // 32  # of 64 values of 16 bits
-    lay: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    line = gl.arange(0, N * LINES, layout=lay)
-    row = gl.minimum(row0 + line // LINES, w.shape[0].to(gl.int32) - 1)
-    column = gl.minimum(column0 + line % LINES * 64, w.shape[1].to(gl.int32) - 1)
-    gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [w_ptr + (row * w.strides[0] + column)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def feeder(
-    w, h, ring, share, num_rows, blocks_d,
-    BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
-    STAGES: gl.constexpr, PDL: gl.constexpr, HAND_OVER: gl.constexpr,
-):  # fmt: skip
-    """The producer, once earlier kernels have ended; the next one may start when all is asked for."""
-    await_earlier(PDL)
-    producer(w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)
-    let_next_start(HAND_OVER)
-
-
-@gluon.jit
 def consumer(
-    w_ptr, w, ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-    WG: gl.constexpr, BV: gl.constexpr, BD: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
-    STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, PDL: gl.constexpr,
-    HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+    WG: gl.constexpr, BV: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, STAGES: gl.constexpr,
+    IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: of every tile of the CTA the MW0 rows from row0 on, or the MW1 rows after these."""
@@ -136,12 +105,6 @@ def consumer(
     first_row = row0 + WG * MW0
     MW: gl.constexpr = MW0 if WG == 0 else MW1
     num_rows, _, _, blocks_d, num_slots = sizes
-    row_blocks = gl.cdiv(num_rows, MW0 + MW1)
-    dealt = split_work(units, ctas, cta, blocks_d, BV)
-    if PDL and WG == 0:
-        first, d, _ = tile_of(0, dealt, ctas, cta, blocks_d)
-        prefetch_weight(w_ptr, w, first * BV, d * BD, BV, BD)
-    await_earlier(PDL)
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BV, 16]
     )
@@ -153,6 +116,8 @@ def consumer(
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
     own = (rows, live, c, greedy, any_greedy)
     state = empty_state(MW, lay)
+    row_blocks = gl.cdiv(num_rows, MW0 + MW1)
+    dealt = split_work(units, ctas, cta, blocks_d, BV)
     i = 0
     for n in range(dealt[1]):
         tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
@@ -180,7 +145,7 @@ def consumer(
 
 @gluon.jit(do_not_specialize=UNSPECIALIZED, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def hopper_kernel(
-    w_ptr, w, h,  # weight [V, D]; descriptors of its boxes [128, BD] and of those of hidden [B, D], [BOX, BD]
+    w, h,  # TMA descriptors of weight [V, D] in boxes [128, BD] and hidden [B, D] in boxes [BOX, BD]
     keys_ptr, counters_ptr, ids_ptr,  # [B] int64, [row blocks] int32, [B, 1] int64; None: leave candidates
     sums_ptr, flags_ptr,  # of `hopper_carry`; None where tiles are 128 wide
     link_ptr,  # None, or what `link` says: then ids are those of the best of all ranks' keys
@@ -202,7 +167,6 @@ def hopper_kernel(
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
     PITCH_16: gl.constexpr,  # rows of bias and mask lie a multiple of 16 entries apart
     KEYS: gl.constexpr, RANKS: gl.constexpr,  # leave keys in place of ids; ranks of the link
-    PDL: gl.constexpr,  # launched with launch_pdl
 ):  # fmt: skip
     w_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BV, BD], w.dtype)
     h_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([MW0, BD], h.dtype)
@@ -244,30 +208,26 @@ def hopper_kernel(
         sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr,
     )  # fmt: skip
     candidates = (score_ptr, id_ptr, logit_ptr, max_ptr, sum_ptr)
-    # a launch that waits for other ranks leaves the GPU to theirs, where several share it
-    HAND_OVER: gl.constexpr = PDL and link_ptr is None
     # the first partition has the CTA's own 4 warps and gets the registers that the others leave
     if WARPGROUPS == 2:
         gl.warp_specialize([
             (consumer, (
-                w_ptr, w, ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-                gl.constexpr(0), BV, BD, MW0, MW1, STAGES, IN_FLIGHT, PDL,
+                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
-                w_ptr, w, ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-                gl.constexpr(1), BV, BD, MW0, MW1, STAGES, IN_FLIGHT, PDL,
+                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                gl.constexpr(1), BV, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (feeder, (
-                w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES, PDL, HAND_OVER)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (
-                w_ptr, w, ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-                gl.constexpr(0), BV, BD, MW0, MW1, STAGES, IN_FLIGHT, PDL,
+                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (feeder, (
-                w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES, PDL, HAND_OVER)),
+            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
         # the barrier orders this CTA's relaxed atomics before the acq_rel counter, so that the last sees all

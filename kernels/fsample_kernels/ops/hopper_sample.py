@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fsample_kernels import buffers, tables
 from fsample_kernels.chunks import device_of
 from fsample_kernels.ops import arguments, hopper_configs
-from fsample_kernels.ops.compiling import FUSE, PDL, early, ready
+from fsample_kernels.ops.compiling import FUSE, ready
 from fsample_kernels.ops.hopper_kernel import hopper_kernel
 from fsample_kernels.ops.hopper_workspace import workspace
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
@@ -197,10 +197,9 @@ def _run(
             128,
             units + units % 2,
             0,  # a tile of two units may end past the last
-            PDL,
         )
         ready(hopper_kernel)[(ctas * row_blocks,)](
-            w_ptr=weight if PDL else None, w=w, h=h,
+            w=w, h=h,
             keys_ptr=state.keys if state and in_one_launch else None,
             counters_ptr=state.counters if state and in_one_launch else None, ids_ptr=ids,
             sums_ptr=state.sums if state and wide else None,
@@ -220,14 +219,14 @@ def _run(
             BV=config.bv, BD=config.bd, BOX=config.box, MW0=config.rows0, MW1=config.rows1,
             STAGES=config.stages, IN_FLIGHT=config.in_flight,
             CONSUMER_REGS=CONSUMER_REGISTERS, PRODUCER_REGS=PRODUCER_REGISTERS,
-            KEYS=in_one_launch and keys is not None, RANKS=ranks, PDL=PDL,
-            num_warps=4, maxnreg=MAX_REGISTERS, enable_fp_fusion=FUSE, **early(PDL),
+            KEYS=in_one_launch and keys is not None, RANKS=ranks,
+            num_warps=4, maxnreg=MAX_REGISTERS, enable_fp_fusion=FUSE,
         )  # fmt: skip
         if scores is not None and best_ids is not None:
             launch = arguments.Launch(
                 slots, rows, scores, best_ids, winner_logits, tile_max, tile_sum, logits, spoiled
             )
-            return reduce_candidates(problem, launch, keys, PDL)._replace(implementation="hopper")
+            return reduce_candidates(problem, launch, keys)._replace(implementation="hopper")
         assert ids is not None
         return SampleResult(ids, None, None, logits, "hopper")
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fsample_kernels import buffers
 from fsample_kernels.ops.arguments import Launch
-from fsample_kernels.ops.compiling import FUSE, early, ready
-from fsample_kernels.ops.device import LN_2, NO_ID, await_earlier, base2_scale, let_next_start
+from fsample_kernels.ops.compiling import FUSE, ready
+from fsample_kernels.ops.device import LN_2, NO_ID, base2_scale
 from fsample_kernels.ops.epilogue import greedy_at
 from fsample_kernels.types import Problem, SampleResult
 
@@ -25,10 +25,8 @@ def reduce_candidates_kernel(
     temperature_ptr, temperature_stride, temperature, position_ptr, position_stride, spoiled_ptr,
     out_ids_ptr, out_logprob_ptr, out_lse_ptr, out_keys_ptr,  # [B, K], [B, K], [B], [B, K]
     num_rows, num_samples, num_tiles,
-    BLOCK_T: tl.constexpr, PDL: tl.constexpr,  # launched with launch_pdl
+    BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
-    await_earlier(PDL)
     pid = tl.program_id(0)
     sample = pid // num_rows
     row = pid % num_rows
@@ -106,12 +104,7 @@ def reduce_candidates_kernel(
 
 
 def kernel_arguments(
-    launch: Launch,
-    ids: Tensor,
-    logprob: Tensor | None,
-    lse: Tensor | None,
-    keys: Tensor | None = None,
-    pdl: bool = False,
+    launch: Launch, ids: Tensor, logprob: Tensor | None, lse: Tensor | None, keys: Tensor | None = None
 ) -> dict[str, object]:
     """Every argument of `reduce_candidates_kernel`, by name."""
     K, B, T = launch.scores.shape
@@ -122,22 +115,17 @@ def kernel_arguments(
         **{name: launch.kernel_arguments[name] for name in shared},
         "out_ids_ptr": ids, "out_logprob_ptr": logprob, "out_lse_ptr": lse,
         "out_keys_ptr": keys,
-        "num_rows": B, "num_samples": K, "num_tiles": T, "BLOCK_T": BLOCK_T, "PDL": pdl,
+        "num_rows": B, "num_samples": K, "num_tiles": T, "BLOCK_T": BLOCK_T,
     }  # fmt: skip
 
 
-def reduce_candidates(
-    problem: Problem, launch: Launch, keys: Tensor | None = None, pdl: bool = False
-) -> SampleResult:
-    """Pick each row's winner among the candidates of `launch`; fill keys [B, K] where given.
-
-    pdl: start before the kernel that leaves them has ended.
-    """
+def reduce_candidates(problem: Problem, launch: Launch, keys: Tensor | None = None) -> SampleResult:
+    """Pick each row's winner among the candidates of `launch`; fill keys [B, K] where given."""
     K, B, _ = launch.scores.shape
     device = launch.scores.device
     ids = buffers.empty((B, K), torch.int64, device)
     logprob = buffers.empty((B, K), torch.float32, device) if problem.want_logprob else None
     lse = buffers.empty((B,), torch.float32, device) if problem.want_lse else None
-    values = kernel_arguments(launch, ids, logprob, lse, keys, pdl)
-    ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4, enable_fp_fusion=FUSE, **early(pdl))
+    values = kernel_arguments(launch, ids, logprob, lse, keys)
+    ready(reduce_candidates_kernel)[(B * K,)](**values, num_warps=4, enable_fp_fusion=FUSE)
     return SampleResult(ids, logprob, lse, launch.logits, "triton")

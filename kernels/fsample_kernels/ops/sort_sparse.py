@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels import buffers
-from fsample_kernels.ops.compiling import FUSE, early, ready
-from fsample_kernels.ops.device import await_earlier, let_next_start
+from fsample_kernels.ops.compiling import FUSE, ready
 
 BLOCK = 128  # entries a program makes
 CHUNK = 32  # triples it reads at a time
@@ -33,11 +32,8 @@ def sort_sparse_kernel(
     spoiled_ptr,  # [B] bool
     num, num_rows, num_edges, first_edge, vocab_size,
     BLOCK_V: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,  # launched with launch_pdl
 ):  # fmt: skip
     """Each program makes BLOCK entries of one of the outputs, and reads all triples for that."""
-    let_next_start(PDL)
-    await_earlier(PDL)
     pid = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     some = tl.arange(0, CHUNK)
@@ -88,13 +84,12 @@ def sort_sparse_kernel(
 
 def sort_sparse(
     triples: tuple[Tensor, Tensor, Tensor], num_rows: int, vocab_size: int, first_edge: int, num_tiles: int,
-    block_v: int, pdl: bool = False,
+    block_v: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(rows, ids, values) [N] sorted by id, starts [T + 1] of tiles of block_v ids from first_edge on, and
     spoiled [B].
 
     Triples outside this shard fall into no tile. A bad id or value spoils its row, a bad row index every row.
-    pdl: the kernel may start before the one ahead of it has ended, and lets the next one start at once.
     """
     rows, ids, values = (x.contiguous() for x in triples)
     num = ids.numel()
@@ -106,8 +101,7 @@ def sort_sparse(
     grid = sum(-(-n // BLOCK) for n in (num, num_tiles + 1, num_rows))
     ready(sort_sparse_kernel)[(grid,)](
         rows, ids, values, *ordered, starts, spoiled, num, num_rows, num_tiles + 1, first_edge, vocab_size,
-        BLOCK_V=block_v, BLOCK=BLOCK, CHUNK=CHUNK, PDL=pdl, num_warps=4, enable_fp_fusion=FUSE,
-        **early(pdl),
+        BLOCK_V=block_v, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=FUSE,
     )  # fmt: skip
     return *ordered, starts, spoiled
 
