@@ -73,7 +73,10 @@ class CudaCapture:
                 ):
                     output = call()
             except RuntimeError as error:
-                self._recover(pool)
+                # The call's own error: the capture has ended in order, and the graph gives its memory back
+                # itself; a second time would end the process.
+                if error is not inside.error:
+                    self._recover(pool)
                 raise reason(inside.error or error) from error
         torch.cuda.synchronize(self._device)
         return Captured(eager, output, graph.replay, graph.reset)

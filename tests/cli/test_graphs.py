@@ -229,6 +229,7 @@ class FakeCuda:
         self.capturing = False
         self.mode = 0
         self.lost = False  # after an error torch captures nothing any more
+        self.broken = True  # an error breaks the capture, as one of CUDA does
         for name, value in {
             "synchronize": lambda device: None, "stream": self.on, "graph": self.graph,
             "graph_pool_handle": lambda: (0, 5), "get_sync_debug_mode": lambda: self.mode,
@@ -272,6 +273,8 @@ class FakeCuda:
         try:
             yield
         except BaseException:
+            if not self.broken:
+                raise
             self.lost = "lost" in self.log
             raise RuntimeError("operation failed due to a previous error during capture") from None
         finally:
@@ -316,6 +319,14 @@ def test_after_a_failed_capture_allocator_generator_and_stream_are_put_back(cuda
     with pytest.raises(NotCaptured, match="^not permitted when stream is capturing$"):
         cuda.capture(lambda: cuda.raising(RuntimeError("not permitted when stream is capturing")))
     assert cuda.log == ["on side", "capture", "end 1 (0, 5)", "release", "mend", "back"]
+
+
+def test_a_capture_that_ended_in_order_is_left_to_its_graph(cuda: FakeCuda) -> None:
+    """It gives its memory back itself, and a second time would end the process."""
+    cuda.broken = False
+    with pytest.raises(NotCaptured, match="^a generator of its own$"):
+        cuda.capture(lambda: cuda.raising(RuntimeError("a generator of its own")))
+    assert cuda.log == ["on side", "capture", "back"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no")])
