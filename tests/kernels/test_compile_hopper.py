@@ -87,8 +87,8 @@ EARLY = triton.__version__.startswith("3.6.")
 # Loads and stores of local memory that a variant may hold where half of a thread's registers or more are the
 # accumulator: what is loaded from a mask or a bias has to wait somewhere, and a mass is kept for four rows.
 # None is in the loop over D, and what the tables read costs more. triton 3.9 also keeps some of the kernel's
-# numbers in local memory, and reads them once a tile, one of them once a block of D.
-MAY_SPILL_IN_LOOP = 0 if EARLY else 1
+# numbers in local memory, and reads them once a tile, up to three of them once a block of D.
+MAY_SPILL_IN_LOOP = 0 if EARLY else 3
 MAY_SPILL = {
     LARGE: {},
     UP_TO_192: {"rows": 32, "mask": 32, "bits": 32, "mass": 160, "stored": 32},
