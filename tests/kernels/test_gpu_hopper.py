@@ -319,6 +319,8 @@ def test_captured_calls_start_from_what_an_earlier_one_filled(
         with torch.cuda.graph(graph):
             ids += [sample(hidden, weight, seed=5, position=len(ids) + i).ids for i in range(2)]
     assert made == [1, 3, 1]
+    # would take the memory of the spares, had it been given back with the last of them
+    others = [torch.ones(size, device="cuda", dtype=torch.int32) for size in (1 << 9, 3900, 6144) * 20]
     streams = [torch.cuda.Stream() for _ in graphs]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     for _ in range(200):
@@ -327,6 +329,7 @@ def test_captured_calls_start_from_what_an_earlier_one_filled(
                 graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(ids, want, strict=True))
+    assert all(bool((other == 1).all()) for other in others)
     sample(hidden, weight, seed=5)
     assert made == [1, 3, 1, 3]
 

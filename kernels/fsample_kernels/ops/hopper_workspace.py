@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +21,7 @@ class Workspace:
 
     It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
     overlap, and a captured call keeps its own, whatever streams replay it. The price is memory: 12 bytes a
-    row and, once a call has parted tiles, 128 KiB an SM; and 0.9 MB for the next `SPARES` captured calls.
+    row and, once a call has parted tiles, 128 KiB an SM; and 0.9 MB for every `SPARES` captured calls.
     """
 
     keys: Tensor  # [rows] int64, EMPTY_KEY
@@ -38,6 +39,8 @@ class Workspace:
 
 _of_stream: dict[tuple[int, int], Workspace] = {}
 _spares: dict[int | None, list[Workspace]] = {}  # of a device: filled, and not yet given away
+_given: list[Workspace] = []  # to captured calls: a graph holds addresses, and does not keep what lies there
+_giving = threading.Lock()
 
 
 def make(count: int, num_rows: int, num_sums: int, num_flags: int, device: torch.device) -> list[Workspace]:
@@ -56,10 +59,12 @@ def workspace(num_rows: int, num_sums: int, num_flags: int, device: torch.device
     graph fills one at the head of each replay.
     """
     if torch.cuda.is_current_stream_capturing():
-        spares = _spares.get(device.index)
-        if not spares or not spares[-1].serves(num_rows, 0, num_flags):
-            return make(1, num_rows, num_sums, num_flags, device)[0]
-        return replace(spares.pop(), sums=torch.empty(num_sums, dtype=torch.float32, device=device))
+        with _giving:  # one captured call of one thread
+            spares = _spares.get(device.index)
+            if not spares or not spares[-1].serves(num_rows, 0, num_flags):
+                return make(1, num_rows, num_sums, num_flags, device)[0]
+            _given.append(spares.pop())
+            return replace(_given[-1], sums=torch.empty(num_sums, dtype=torch.float32, device=device))
     key = (device.index, torch.cuda.current_stream(device).cuda_stream)
     held = _of_stream.get(key)
     if held is None or not held.serves(num_rows, num_sums, num_flags):
@@ -68,6 +73,9 @@ def workspace(num_rows: int, num_sums: int, num_flags: int, device: torch.device
         [held] = make(1, rows, sums, num_flags, device)
         _of_stream[key] = held
     if not _spares.get(device.index):
-        _spares[device.index] = make(SPARES, ROWS, 0, num_flags, device)
-        torch.cuda.current_stream(device).synchronize()  # replays on other streams do not wait for the fills
+        made = make(SPARES, ROWS, 0, num_flags, device)
+        # Replays on other streams do not wait for the fills. An event is waited for also where torch refuses
+        # waits for a stream (`set_sync_debug_mode`).
+        torch.cuda.current_stream(device).record_event().synchronize()
+        _spares[device.index] = made
     return held
