@@ -93,7 +93,7 @@ def _row_order(s: _Setting) -> int:
 
 def _batch_size(s: _Setting) -> int:
     wrong = 0
-    for size in (1, 2, 3, 17, 33, 64, 130):
+    for size in (1, 2, 3, 17, 33, 64, 100, 130):
         ids = forms.by_row(
             s.library, s.hidden[:size], s.weight, seed=s.seeds[:size], position=s.positions[:size]
         ).ids

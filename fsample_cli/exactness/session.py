@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fsample_cli import samplers
@@ -99,10 +100,12 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
         make_plan(request.level, request.device, dtype, request.seed, request.alpha, real, compiled)
         for compiled in (True, False)
     )
-    if request.device == "cuda" and request.ranks == 1:
+    if request.device == "cuda":
         stage("compiling")
         hidden = head.states[torch.arange(max(request.batches), device="cuda") % len(head.states)]
         stage(loader.compile_all(request.names, hidden, head.weight, kernels) or "every kernel was compiled")
+        if request.ranks > 1:
+            dist.barrier()  # a rank that still compiles is waited for here, and not by a kernel of another
     draws = request.draws or default_draws(request)
     found: list[TestResult] = []
     loaded: dict[str, Sampler] = {}
