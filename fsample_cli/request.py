@@ -36,7 +36,15 @@ def parse_samplers(
 
 
 def resolve_device(device: Device | str) -> str:
-    """ "cuda" or "cpu". Raises MissingError where a GPU is asked for and there is none. Imports torch."""
+    """ "cuda" or "cpu". Raises MissingError where a GPU is asked for and there is none, UsageError where every
+    call would fail for what FSAMPLE_CHECK says. Imports torch."""
+    from fsample_kernels import guard
+
+    try:
+        guard.active()
+    except ValueError as error:
+        message, _, hint = str(error).partition("; ")
+        raise UsageError(message, hint) from None
     wanted = Device(device)
     if wanted is Device.cpu:
         return "cpu"

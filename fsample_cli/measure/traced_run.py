@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fsample_cli.errors import UsageError
 from fsample_cli.measure.cold_cache import make_flush
 from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.inputs import load_weight, make_hidden
@@ -27,6 +28,7 @@ from fsample_cli.samplers.protocol import (
     TwoStage,
 )
 from fsample_cli.workloads import Workload
+from fsample_kernels import guard
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,11 @@ def traced_run(run: Run, chrome: Path | None, stage: Callable[[str], None], team
     """Run every sampler at every batch size under ranges; with `chrome`, torch.profiler writes its trace
     there if any sampler ran. Every rank of a team runs it.
 
-    Iterations are synchronised, so that ranges on the host and kernels on the device line up.
+    Iterations are synchronised, so that ranges on the host and kernels on the device line up. Raises
+    UsageError in checked mode.
     """
+    if guard.active():
+        raise UsageError(f"{guard.VARIABLE} would have the checks of every call traced", "unset it")
     # Kineto writes its own probes on stderr at level 5, above errors; it reads this at its first profile.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     device = torch.device(run.device)

@@ -215,3 +215,20 @@ def test_checked_mode_is_shown(
     found = rows(fsample("doctor", "--json"))["check", "FSAMPLE_CHECK"]
     guard._environment.cache_clear()
     assert found.status == status and words in found.detail and (status == "ok" or found.remedy)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("command", ["bench", "io-model", "trace", "verify"])
+def test_a_value_with_which_every_call_would_fail_is_one_line(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    from fsample_kernels import guard
+
+    guard._environment.cache_clear()
+    monkeypatch.setenv("FSAMPLE_CHECK", "yes")
+    done = fsample(command)
+    guard._environment.cache_clear()
+    assert done.code == 2 and done.out == ""
+    assert done.error == (
+        "fsample: FSAMPLE_CHECK must be 1 (check every call) or 0, got 'yes'; correct or unset it"
+    )

@@ -15,6 +15,7 @@ import pytest
 from fsample_cli.measure import nvtx_ranges
 from fsample_cli.measure.kernel_times import kernel_times, short_name
 from fsample_cli.measure.nvtx_ranges import Ranges, parse_range, range_name
+from fsample_kernels import checked
 from tests.cli.conftest import Fsample
 
 TINY = ("--vocab", 600, "--hidden", 16, "--iterations", 2, "--warmup", 1, "--device", "cpu")
@@ -69,6 +70,13 @@ def test_what_cannot_be_traced_says_why_and_writes_nothing(
     assert "fsample doctor" in done.error and done.out == "" and list(tmp_path.iterdir()) == []
     monkeypatch.setenv("FSAMPLE_UNDER_NSYS", "1")
     assert fsample(*traced).code == 2
+
+
+def test_checked_calls_are_not_traced(fsample: Fsample, tmp_path: Path) -> None:
+    with checked():
+        done = fsample("trace", *TINY, "--sampler", "fused", "--chrome", tmp_path / "trace.json", "-q")
+    assert done.code == 2 and list(tmp_path.iterdir()) == []
+    assert done.error == "fsample: FSAMPLE_CHECK would have the checks of every call traced; unset it"
 
 
 def test_two_algorithms_stay_apart(fsample: Fsample, tmp_path: Path) -> None:
