@@ -36,8 +36,8 @@ def parse_samplers(
 
 
 def resolve_device(device: Device | str) -> str:
-    """ "cuda" or "cpu". Raises MissingError where a GPU is asked for and there is none, UsageError where every
-    call would fail for what FSAMPLE_CHECK says. Imports torch."""
+    """ "cuda" or "cpu". Raises MissingError where a GPU is asked for and there is none, UsageError where
+    every call would fail for what FSAMPLE_CHECK says. Imports torch."""
     from fsample_kernels import guard
 
     try:
