@@ -313,6 +313,9 @@ BAD = [
     ({"mask": torch.ones(150, dtype=torch.bool)}, ".*300 columns"),
     ({"num_samples": 2.5}, "num_samples must be an integer"),
     ({"temperature": "hot"}, "temperature must be a finite number"),
+    ({"temperature": 10**400}, "temperature must be a finite number"),
+    ({"logit_scale": 10**400}, "logit_scale must be a finite number"),
+    ({"softcap": float("inf")}, "softcap must be a finite number"),
 ]
 
 

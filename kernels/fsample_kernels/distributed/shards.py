@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..checks import finite
 from ..types import Noise
 from ..validation import Shard
 from ..words import MAX_ID
@@ -138,7 +139,8 @@ def _signed(value: object) -> int:
 
 
 def _real(value: object) -> int:
-    return _signed(float(value) if isinstance(value, int) else value)
+    """Of a number however it was given. What is none, or finite in no float, is refused after ranks agree."""
+    return _signed(finite(value))
 
 
 def _by_rank(values: list[int]) -> str:
