@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.mutants import MUTANTS, Mutant, control
 from fsample_cli.exactness.plan import make_plan
 from fsample_cli.exactness.subject import Library, Subject
-from fsample_kernels import noise, validation
+from fsample_kernels import checked, guard, noise, validation
 from fsample_kernels import oracle as library_oracle
 from fsample_kernels.distributed import merge
 from fsample_kernels.types import SampleResult
@@ -159,6 +161,27 @@ def test_invariance_sees_samples_that_are_no_draws_of_a_call() -> None:
 def test_pathwise_sees_noise_of_another_algorithm() -> None:
     plan = make_plan("quick", "cpu", torch.float32, 1, 0.01)
     assert all(r.broken for r in pathwise.run(subject("element", ours("grouped")), plan))
+
+
+def test_what_a_graph_captures_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSAMPLE_CHECK has every call checked, which a capture refuses."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, fake in (
+        ("Stream", lambda device: stream), ("current_stream", lambda: stream), ("stream", nullcontext),
+        ("CUDAGraph", lambda: SimpleNamespace(replay=lambda: None)), ("graph", nullcontext),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    seen: list[bool] = []
+
+    def library(*values: Any, **options: Any) -> Any:
+        seen.append(guard.active())
+        return ours("grouped")(*values, **options)
+
+    setting = invariance._Setting(library, make_plan("quick", "cpu", torch.float32, 1, 0.01), 512)
+    seen.clear()
+    with checked():
+        invariance._graph(setting)
+    assert seen == [True, False] + [True] * 8
 
 
 def test_invariance_sees_local_noise_and_forgotten_seeds() -> None:
