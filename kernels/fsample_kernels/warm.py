@@ -136,8 +136,9 @@ def compile_only(workers: int | None = None) -> Iterator[Sequence[Compiled]]:
     """Within it, calls compile the kernels they need, side by side, and launch none of them.
 
     Their results are whatever lay in memory: drop them. For calls that `warm_up` does not make, such as
-    those of `distributed.sample`, which every rank then makes within it. The list it gives is filled when
-    it ends. In a CPU-only process nothing is compiled, and calls draw as ever.
+    those of `distributed.sample`: every rank then makes them within it, and meets the others in a barrier
+    after it, since a call that was made once waits 30 s at most for a rank that still compiles. The list it
+    gives is filled when it ends. In a CPU-only process nothing is compiled, and calls draw as ever.
 
     Raises:
         ValueError: workers is below 1.
