@@ -34,7 +34,14 @@ from fsample_kernels.ops.hopper_rows import (
     take_keys,
     write_ids,
 )
-from fsample_kernels.ops.hopper_tile import blocks, by_group, store_logits, transform
+from fsample_kernels.ops.hopper_tile import (
+    blocks,
+    by_group,
+    load_first,
+    load_starts,
+    store_logits,
+    transform,
+)
 
 # Numbers that change from call to call must not make new compiled variants, nor must the address of a row
 # parameter. The compiler learns whether the number of ids is a multiple of 16, and by PITCH_16 the same of
@@ -52,7 +59,7 @@ ANY_ALIGNMENT = (
 
 @gluon.jit
 def finish_tile(
-    acc, state, first_row, column0, slot, own, sizes, row_args, tables, candidates, logits_ptr,
+    acc, state, first_row, column0, slot, starts, own, sizes, row_args, tables, candidates, logits_ptr,
     M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
@@ -61,11 +68,12 @@ def finish_tile(
     num_rows, num_columns, num_samples, _, num_slots = sizes
     lay: gl.constexpr = state[0].type.layout
     lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, lay)), 0)
+    sparse = load_first(tables, starts, N // 128)
     pieces = blocks(acc, M, N)
     ready = ()  # type: tuple[tuple[gl.tensor, ...], ...]
     for b in gl.static_range(N // 128):
         xs = transform(
-            by_group(pieces[b], M), rows, live, lane, column0 + b * 128, column0 // 128 + b, tables,
+            by_group(pieces[b], M), rows, live, first_row, lane, column0 + b * 128, sparse[b], tables,
             HAS_SCALE, HAS_SOFTCAP, FAST,
         )  # fmt: skip
         if logits_ptr is not None:
@@ -121,6 +129,7 @@ def consumer(
     i = 0
     for n in range(dealt[1]):
         tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+        starts = load_starts(tables, tile * (BV // 128), BV // 128)  # under way during the matmul
         acc = gl.zeros((MW, BV), gl.float32, layout=mma)
         if BV > 128:
             if d0 > 0:
@@ -131,7 +140,7 @@ def consumer(
                 leave_sum(carry, acc, WG, MW, BV)
         else:
             state = finish_tile(
-                acc, state, first_row, tile * BV, tile * (BV // 128), own, sizes, row_args, tables,
+                acc, state, first_row, tile * BV, tile * (BV // 128), starts, own, sizes, row_args, tables,
                 candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     if keys_ptr is not None:

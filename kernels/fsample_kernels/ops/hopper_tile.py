@@ -129,15 +129,78 @@ def load_table(ptr, rows, live, stride_b, columns, inside, stride_v, fill):
 
 
 @gluon.jit
+def load_starts(tables, block, BLOCKS: gl.constexpr):
+    """Where the sparse triples of each block of 128 ids begin, sorted by id, and those of the last end."""
+    starts_ptr = tables[16]
+    starts = ()  # type: tuple[gl.tensor, ...]
+    if starts_ptr is not None:
+        for b in gl.static_range(BLOCKS + 1):
+            starts += (gl.load(starts_ptr + block + b),)
+    return starts
+
+
+@gluon.jit
+def load_triple(tables, i, end):
+    """The lower words of row and id: where a row needs more, no row of the call counts."""
+    rows_ptr, ids_ptr, values_ptr = tables[13], tables[14], tables[15]
+    row = gl.load(rows_ptr + i, mask=i < end, other=0).to(gl.int32)
+    id = gl.load(ids_ptr + i, mask=i < end, other=0).to(gl.int32)
+    return row, id, gl.load(values_ptr + i, mask=i < end, other=0.0)
+
+
+@gluon.jit
+def load_first(tables, starts, BLOCKS: gl.constexpr):
+    """Of each block where its triples begin and end, and the first of them, which is on its way long before
+    it is used."""
+    out = ()  # type: tuple[tuple[gl.tensor, ...], ...]
+    for b in gl.static_range(BLOCKS):
+        if len(starts) > 0:
+            out += ((starts[b], starts[b + 1], load_triple(tables, starts[b], starts[b + 1])),)
+        else:
+            out += ((),)
+    return out
+
+
+@gluon.jit
+def use_sparse(xs, rows, first_row, lane, id0, tables, sparse):
+    """Add the triples of a block one by one, those of other rows aside; of 32 members a triple can be one of
+    the eight in its 32 ids."""
+    M: gl.constexpr = rows.shape[0]
+    i, end, triple = sparse
+    while i < end:
+        row, id, value = triple
+        i += 1
+        triple = load_triple(tables, i, end)  # under way while this one is added
+        if (row >= first_row) & (row < first_row + M):
+            local = id - id0
+            hit = (rows == row) & (lane == (local & 7) // 2)
+            # -0: what any logit can be added to without a change
+            nothing = gl.to_tensor(0x80000000).to(gl.uint32).to(gl.float32, bitcast=True)
+            added = gl.where(hit, value, nothing)
+            member = (local >> 3) * 2 + (local & 1)
+            for quarter in gl.static_range(4):
+                if member >> 3 == quarter:
+                    biased = ()  # type: tuple[gl.tensor, ...]
+                    for j in gl.static_range(32):
+                        if j // 8 == quarter:
+                            biased += (gl.where(member == j, xs[j] + added, xs[j]),)
+                        else:
+                            biased += (xs[j],)
+                    xs = biased
+    return xs
+
+
+@gluon.jit
 def transform(
-    xs, rows, live, lane, column0, block, tables,
+    xs, rows, live, first_row, lane, column0, sparse, tables,
     HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
-    """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1)."""
+    """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1).
+    sparse is what `load_first` gave."""
     (first_id, limit, head_bias_ptr, logit_scale, softcap,
      bias_ptr, bias_stride_b, mask_ptr, mask_stride_b,
      bits_ptr, bits_stride_b, bits_stride_w, num_words,
-     sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, sparse_starts_ptr) = tables  # fmt: skip
+     sparse_rows_ptr, _, _, _) = tables  # fmt: skip
     if bits_ptr is not None:
         words = ()  # type: tuple[gl.tensor, ...]
         for w in gl.static_range(4):
@@ -159,19 +222,7 @@ def transform(
     if bias_ptr is not None:
         out = use_rows(out, bias_ptr, rows, live, bias_stride_b, first_id, column0, limit, False)
     if sparse_rows_ptr is not None:
-        # sorted by id: a block of 128 visits its own triples only
-        i = gl.load(sparse_starts_ptr + block)
-        end = gl.load(sparse_starts_ptr + block + 1)
-        while i < end:
-            local = (gl.load(sparse_ids_ptr + i) - (first_id + column0)).to(gl.int32)
-            value = gl.load(sparse_values_ptr + i)
-            hit = (rows == gl.load(sparse_rows_ptr + i).to(gl.int32)) & (lane == (local % 8) // 2)
-            member = (local // 8) * 2 + local % 2
-            biased = ()  # type: tuple[gl.tensor, ...]
-            for j in gl.static_range(32):
-                biased += (gl.where(hit & (member == j), out[j] + value, out[j]),)
-            out = biased
-            i += 1
+        out = use_sparse(out, rows, first_row, lane, first_id + column0, tables, sparse)
     if mask_ptr is not None:
         out = use_rows(out, mask_ptr, rows, live, mask_stride_b, first_id, column0, limit, True)
     if bits_ptr is not None:
