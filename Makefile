@@ -1,5 +1,6 @@
 # make demo      set up, then see fsample work: on the GPU when there is one, on the CPU otherwise
 # make test      set up, then lint, types and the whole CPU test suite
+# make newest-triton  set up, then compile every kernel with the newest Triton of the package index
 # make gpu-test  set up, then the tests that need a GPU
 # make format    lay the code out as `make test` wants it
 # make tables    README's tables and outputs, from the records under profiles/
@@ -32,7 +33,7 @@ else
 BENCH := --batch 1..256
 endif
 
-.PHONY: help demo test gpu-test lint wheel-test format tables image clean
+.PHONY: help demo test newest-triton gpu-test lint wheel-test format tables image clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -44,6 +45,12 @@ demo: $(call ready_for,demo)
 
 test: $(call ready_for,dev) lint
 	OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist loadfile --durations=15 $(ARGS)
+
+newest-triton: $(call ready_for,dev)
+	rm -rf build/newest-triton
+	$(python) -m pip --disable-pip-version-check install --quiet --no-deps --target build/newest-triton triton
+	PYTHONPATH=build/newest-triton OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist load --durations=5 \
+		tests/kernels/test_compile.py tests/kernels/test_compile_hopper.py tests/kernels/test_contraction.py
 
 gpu-test: $(call ready_for,dev)
 	@test -n "$(GPU)" || { echo "gpu-test: nvidia-smi shows no NVIDIA GPU here; run it on a machine with one" >&2; exit 1; }
