@@ -13,7 +13,7 @@ from fsample_kernels import sample
 from fsample_kernels.ops import lm_head_sample, logits_sample
 from fsample_kernels.ops.arguments import Launch
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
-from fsample_kernels.types import Problem, SampleResult
+from fsample_kernels.types import Implementation, Problem, SampleResult
 
 pytestmark = pytest.mark.gpu
 
@@ -148,6 +148,30 @@ def test_one_node_in_a_compiled_graph() -> None:
     for seed in range(3):
         given = torch.tensor(seed, device="cuda")
         assert torch.equal(compiled(given), call(given))
+
+
+@pytest.mark.parametrize("rows", [8, 200])
+@pytest.mark.parametrize("implementation", ["triton", "auto"])
+def test_torch_captures_what_it_compiles(
+    rows: int, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first call is made within a pool of memory of which nothing may live on, our state neither."""
+    from fsample_kernels.ops import hopper_workspace
+
+    monkeypatch.setattr(hopper_workspace, "_of_stream", {})
+    monkeypatch.setattr(hopper_workspace, "_spares", {})
+    hidden = torch.randn(rows, 256, device="cuda").bfloat16()
+    weight = torch.randn(32000, 256, device="cuda").bfloat16()
+    seed, position = (torch.full((), value, device="cuda", dtype=torch.int64) for value in (5, 0))
+
+    @torch.compile(mode="reduce-overhead", fullgraph=True)
+    def step(position: torch.Tensor) -> torch.Tensor:
+        return sample(hidden, weight, seed=seed, position=position, implementation=implementation).ids
+
+    for i in range(6):
+        position.fill_(i)
+        ids = step(position).clone()
+        assert torch.equal(ids, sample(hidden, weight, seed=5, position=i).ids)
 
 
 def test_the_first_call_of_a_thread(make_problem: MakeProblem) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,6 +52,21 @@ def make(count: int, num_rows: int, num_sums: int, num_flags: int, device: torch
     return [Workspace(keys[i], zeros[i, num_flags:], zeros[i, :num_flags], sums[i]) for i in range(count)]
 
 
+def make_for_good(
+    count: int, num_rows: int, num_sums: int, num_flags: int, device: torch.device
+) -> list[Workspace]:
+    """`make` on a thread of its own, which no pool of the caller's thread serves: torch.compile with graphs
+    (mode="reduce-overhead") runs a call within one first, and lets nothing of it live on."""
+    stream = torch.cuda.current_stream(device)
+
+    def there() -> list[Workspace]:
+        with torch.cuda.stream(stream):
+            return make(count, num_rows, num_sums, num_flags, device)
+
+    with ThreadPoolExecutor(1, "fsample-workspace") as thread:
+        return thread.submit(there).result()
+
+
 def workspace(num_rows: int, num_sums: int, num_flags: int, device: torch.device) -> Workspace:
     """The workspace of the current stream, or inside a capture one for that call alone.
 
@@ -70,10 +86,10 @@ def workspace(num_rows: int, num_sums: int, num_flags: int, device: torch.device
     if held is None or not held.serves(num_rows, num_sums, num_flags):
         rows = max(ROWS, triton.next_power_of_2(num_rows))
         sums = num_sums if held is None else max(num_sums, held.sums.shape[0])
-        [held] = make(1, rows, sums, num_flags, device)
+        [held] = make_for_good(1, rows, sums, num_flags, device)
         _of_stream[key] = held
     if not _spares.get(device.index):
-        made = make(SPARES, ROWS, 0, num_flags, device)
+        made = make_for_good(SPARES, ROWS, 0, num_flags, device)
         # Replays on other streams do not wait for the fills. An event is waited for also where torch refuses
         # waits for a stream (`set_sync_debug_mode`).
         torch.cuda.current_stream(device).record_event().synchronize()
