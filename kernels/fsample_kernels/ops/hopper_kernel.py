@@ -1,12 +1,12 @@
 """The fast path on Hopper: LM-head matmul and grouped draw in one launch, nothing stored but one key a row.
 
-One persistent CTA per SM. A producer warp streams tiles of W and H through a ring of shared-memory stages
-by TMA (`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and vocabulary
-ids on N, draw one id in every group of 32 (`hopper_tile.py`) and keep the best (score, id) of each row in
-registers over all their tiles (`hopper_rows.py`). At the end one 64-bit atomic max a row and CTA; the last
-CTA of a block of rows writes the ids and resets the workspace for the next launch; of a head that is split
-over ranks it leaves the keys, or exchanges them with the other GPUs while other blocks of rows still run.
-Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
+At most one persistent CTA per SM. A producer warp streams tiles of W and H through a ring of shared-memory
+stages by TMA (`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and
+vocabulary ids on N, draw one id in every group of 32 (`hopper_tile.py`) and keep the best (score, id) of each
+row in registers over all their tiles (`hopper_rows.py`). At the end one 64-bit atomic max a row and CTA; the
+last CTA of a block of rows writes the ids and resets the workspace for the next launch; of a head that is
+split over ranks it leaves the keys, or exchanges them with the other GPUs while other blocks of rows still
+run. Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
 `reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to the next
 (`hopper_carry.py`).
 
