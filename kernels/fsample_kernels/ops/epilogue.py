@@ -78,6 +78,14 @@ def load_rows(offs_b, mask_b, rows):
 
 
 @triton.jit
+def load_triple(rows_ptr, ids_ptr, values_ptr, i, end):
+    live = i < end
+    row = tl.load(rows_ptr + i, mask=live, other=0).to(tl.int32)
+    id = tl.load(ids_ptr + i, mask=live, other=0)
+    return row, id, tl.load(values_ptr + i, mask=live, other=0.0)
+
+
+@triton.jit
 def transform(
     y,  # [BLOCK_B, BLOCK_V] fp32
     offs_b, mask_b,  # [BLOCK_B]
@@ -110,12 +118,13 @@ def transform(
         # tile, and each costs every logit a compare and an add.
         end = tl.load(sparse_starts_ptr + tile_v + 1)
         i = tl.load(sparse_starts_ptr + tile_v)
+        triple = load_triple(sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, i, end)
         while i < end:
-            row = tl.load(sparse_rows_ptr + i).to(tl.int32)
-            value = tl.load(sparse_values_ptr + i)
-            hit = (offs_b == row)[:, None] & (offs_id == tl.load(sparse_ids_ptr + i))[None, :]
+            row, id, value = triple
+            i += 1  # the next is under way while this one is added
+            triple = load_triple(sparse_rows_ptr, sparse_ids_ptr, sparse_values_ptr, i, end)
+            hit = (offs_b == row)[:, None] & (offs_id == id)[None, :]
             y += tl.where(hit, value, 0.0)
-            i += 1
     if mask_ptr is not None:
         offs = offs_b.to(tl.int64)[:, None] * mask_stride_b + offs_id[None, :] * mask_stride_v
         allowed = tl.load(mask_ptr + offs, mask=mask_b[:, None] & mask_v[None, :], other=0)
