@@ -41,6 +41,10 @@ def read_shard(path: Path) -> Tensor:
 
 
 def main() -> None:
+    if "RANK" not in os.environ:
+        raise SystemExit("start it with torchrun: torchrun --nproc-per-node 2 examples/tensor_parallel.py")
+    if len(sys.argv) > 1 and not Path(sys.argv[1]).exists():
+        raise SystemExit(f"{sys.argv[1]}: no such file or folder; leave it out for a random head")
     on_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

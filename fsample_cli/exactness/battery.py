@@ -70,7 +70,7 @@ def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:
     """The results of one test; a sampler that returns no ids at all fails it instead of ending the run."""
     case = Case(check.name, subject, "")
     if check.ours_only and subject.library is None:
-        return [case.skip("needs options that only fused has")]
+        return [case.skip("needs options of fsample_kernels.sample, which this sampler does not take")]
     try:
         return check.run(subject, plan)
     except BadIds as error:

@@ -36,7 +36,7 @@ def gpu(environment: Environment) -> Iterator[DoctorResult]:
         remedy = (
             "check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
             if environment.cuda
-            else "install a CUDA build of torch"
+            else "on a machine with an NVIDIA GPU, install a CUDA build of torch"
         )
         yield DoctorResult(
             "gpu", "gpu", "missing", "no GPU that torch can use; commands run on the CPU", remedy
