@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -129,23 +131,26 @@ def as_on_a_gpu() -> Any:
 
 
 def regroup(rank: int, size: int) -> Any:
-    """ids of three ranks, then of the last two as a group of their own with one weight, with its names."""
+    """ids of three ranks, then of the last two as a group of their own with one weight, with its names; and
+    whether the first group was gone by then."""
     hidden, weight = exact_head(4, 128 * size)
     shard = weight.tensor_split(size)[rank]
     with as_on_a_gpu():
         before = distributed.sample(hidden, shard, seed=1).ids
         assert dist.group.WORLD is not None
-        name = dist.group.WORLD.group_name
+        name, first = dist.group.WORLD.group_name, weakref.ref(dist.group.WORLD)
         store = dist.distributed_c10d._get_default_store()
         dist.barrier()
         if rank == 0:  # hosts nothing: the store is a file
             return None
         dist.destroy_process_group()
+        gc.collect()
+        gone = first() is None
         again = dist.distributed_c10d.PrefixStore("again", store)
         dist.init_process_group("gloo", store=again, rank=rank - 1, world_size=size - 1)
         assert dist.group.WORLD is not None
         after = distributed.sample(hidden, shard, seed=1).ids
-        return before, name, after, dist.group.WORLD.group_name
+        return before, name, after, dist.group.WORLD.group_name, gone
 
 
 def count_comparisons(rank: int, size: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -49,7 +50,7 @@ class Team:
     """One process group as this package uses it: who is in it, and the calls made on it so far."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        self._group = weakref.ref(group)  # held on to, it would outlive its threads' modules: SIGABRT at exit
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.backend = dist.get_backend(group)
@@ -61,6 +62,12 @@ class Team:
         self.agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
         self.links: list[Link] = []  # of exchange="p2p", the one in use last
         self.link_problem: str | None = None  # why there can be none, "" where there is; None: not yet known
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self._group()
+        assert group is not None  # a call has it: see `team_of`
+        return group
 
     def arrive(self) -> None:
         """Tell the others, through the group's store, that this rank takes part in the next call.
@@ -144,7 +151,8 @@ class Team:
         return _get_default_store()
 
 
-_teams: dict[str, Team] = {}
+# By the group itself, not by its name, which is used again after destroy_process_group.
+_teams: weakref.WeakKeyDictionary[dist.ProcessGroup, Team] = weakref.WeakKeyDictionary()
 
 
 def team_of(group: dist.ProcessGroup | None) -> Team:
@@ -158,7 +166,7 @@ def team_of(group: dist.ProcessGroup | None) -> Team:
     # For ranks outside of it, new_group returns a number in place of a group.
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ValueError("group must have this process as a member; call only from the ranks that are in it")
-    held = _teams.get(group.group_name)
-    if held is None or held.group is not group:  # a name is used again after destroy_process_group
-        held = _teams[group.group_name] = Team(group)
+    held = _teams.get(group)
+    if held is None:
+        held = _teams[group] = Team(group)
     return held
