@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from fsample_kernels.ops import hopper_pipeline, hopper_sample
+from fsample_kernels.ops import hopper_configs, hopper_pipeline, hopper_sample
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the source is run as it is, not interpreted"
@@ -75,3 +75,26 @@ def test_no_cta_waits_for_others_where_fewer_would_do(bv: int) -> None:
                 assert ctas == 1 or triton.cdiv(tiles, ctas - 1) > rounds, (units, most)
     assert hopper_sample.ctas_for(1002, 132, 128, 128) == 126  # Llama-3-70B
     assert hopper_sample.ctas_for(1187, 132, 64, 128) == 132  # Qwen3-8B
+
+
+@pytest.mark.parametrize("config", hopper_configs.ALL, ids=lambda config: f"{config.bv}x{config.rows}")
+def test_boxes_of_hidden_hold_every_row_and_end_with_the_batch(
+    monkeypatch: pytest.MonkeyPatch, config: hopper_configs.HopperConfig
+) -> None:
+    """A place in shared memory holds the row that its warpgroup takes it for. TMA is slow where a box ends
+    past the batch: only a block of fewer rows than a box has one that does."""
+    monkeypatch.setattr(hopper_pipeline, "gl", SimpleNamespace(cdiv=triton.cdiv, maximum=max, minimum=min))
+    last_box = hopper_pipeline.last_box.fn
+    for num_rows in range(1, 2 * config.rows + 2):
+        for row0 in range(0, num_rows, config.rows):
+            edge, lower = last_box(num_rows, row0, config.rows, config.box)
+            end = min(num_rows, row0 + config.rows)
+            boxes = triton.cdiv(end - row0, config.box)
+            starts = [row0 + b * config.box - (lower if b == boxes - 1 else 0) for b in range(boxes)]
+            loaded = [start + place for start in starts for place in range(config.box)]
+            taken = [row - lower if row >= edge else row for row in range(row0, row0 + config.rows)]
+            assert taken[: len(loaded)] == loaded
+            assert all(row >= end for row in taken[len(loaded) :])  # in no box: not live
+            assert set(range(row0, end)) <= set(loaded) and min(loaded) == row0
+            if end - row0 >= config.box:
+                assert max(loaded) == end - 1

@@ -12,8 +12,8 @@ run. Log-probabilities, the log-sum-exp and several samples a row leave candidat
 
 Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
 ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d,
-num_slots), own (rows, live, c, greedy, any_greedy). None holds a constexpr: out of a tuple in a variable it
-would come as a tensor.
+num_slots), own (rows, live, c, greedy, any_greedy, span). None holds a constexpr: out of a tuple in a
+variable it would come as a tensor.
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from fsample_kernels.ops.gluon_names import cta_barrier
 from fsample_kernels.ops.hopper_carry import leave_sum, take_sum
-from fsample_kernels.ops.hopper_pipeline import accumulate, producer, split_work, tile_of
+from fsample_kernels.ops.hopper_pipeline import accumulate, last_box, producer, split_work, tile_of
 from fsample_kernels.ops.hopper_rows import (
     draw_into,
     empty_state,
@@ -59,12 +59,12 @@ ANY_ALIGNMENT = (
 
 @gluon.jit
 def finish_tile(
-    acc, state, first_row, column0, slot, starts, own, sizes, row_args, tables, candidates, logits_ptr,
+    acc, state, column0, slot, starts, own, sizes, row_args, tables, candidates, logits_ptr,
     M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """Transforms, logits if asked for, draws. With several samples a tile leaves its candidates at once."""
-    rows, live, _, _, _ = own
+    rows, live, _, _, _, span = own
     num_rows, num_columns, num_samples, _, num_slots = sizes
     lay: gl.constexpr = state[0].type.layout
     lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, lay)), 0)
@@ -73,11 +73,11 @@ def finish_tile(
     ready = ()  # type: tuple[tuple[gl.tensor, ...], ...]
     for b in gl.static_range(N // 128):
         xs = transform(
-            by_group(pieces[b], M), rows, live, first_row, lane, column0 + b * 128, sparse[b], tables,
+            by_group(pieces[b], M), rows, live, span, lane, column0 + b * 128, sparse[b], tables,
             HAS_SCALE, HAS_SOFTCAP, FAST,
         )  # fmt: skip
         if logits_ptr is not None:
-            store_logits(logits_ptr, xs, first_row, num_rows, column0 + b * 128, num_columns, M)
+            store_logits(logits_ptr, xs, rows, num_rows, column0 + b * 128, num_columns)
         ready += (xs,)
     first_block = (tables[0] + column0) // 128
     if SINGLE:
@@ -104,8 +104,8 @@ def finish_tile(
 @gluon.jit
 def consumer(
     ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-    WG: gl.constexpr, BV: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, STAGES: gl.constexpr,
-    IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    WG: gl.constexpr, BV: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
+    STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: of every tile of the CTA the MW0 rows from row0 on, or the MW1 rows after these."""
@@ -119,10 +119,12 @@ def consumer(
     block = blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0]
     lay: gl.constexpr = by_group(block, MW)[0].type.layout
     rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + first_row
+    edge, lower = last_box(num_rows, row0, MW0 + MW1, BOX)
+    rows -= gl.where(rows >= edge, lower, 0)
     live = rows < num_rows
     c, greedy = load_scale(rows, live, row_args)
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
-    own = (rows, live, c, greedy, any_greedy)
+    own = (rows, live, c, greedy, any_greedy, (first_row - lower, first_row + MW))
     state = empty_state(MW, lay)
     row_blocks = gl.cdiv(num_rows, MW0 + MW1)
     dealt = split_work(units, ctas, cta, blocks_d, BV)
@@ -140,11 +142,11 @@ def consumer(
                 leave_sum(carry, acc, WG, MW, BV)
         else:
             state = finish_tile(
-                acc, state, first_row, tile * BV, tile * (BV // 128), starts, own, sizes, row_args, tables,
+                acc, state, tile * BV, tile * (BV // 128), starts, own, sizes, row_args, tables,
                 candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     if keys_ptr is not None:
-        publish(keys_ptr, state, first_row, num_rows, tables[0], MW)
+        publish(keys_ptr, state, gl.max(rows, 1), num_rows, tables[0])
     elif SINGLE:
         store_candidates(
             state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates,
@@ -222,11 +224,11 @@ def hopper_kernel(
         gl.warp_specialize([
             (consumer, (
                 ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-                gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
+                gl.constexpr(0), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
                 ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-                gl.constexpr(1), BV, MW0, MW1, STAGES, IN_FLIGHT,
+                gl.constexpr(1), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
@@ -234,7 +236,7 @@ def hopper_kernel(
         gl.warp_specialize([
             (consumer, (
                 ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
-                gl.constexpr(0), BV, MW0, MW1, STAGES, IN_FLIGHT,
+                gl.constexpr(0), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip

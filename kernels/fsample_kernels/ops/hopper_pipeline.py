@@ -66,22 +66,40 @@ def tile_of(n, dealt, ctas, cta, blocks_d):
 
 
 @gluon.jit
+def last_box(num_rows, row0, BH: gl.constexpr, BOX: gl.constexpr):
+    """The first row of the last box of H of a block of rows, and how many rows lower it is loaded.
+
+    So many that it ends with the batch: TMA takes longer for rows of zeros past a tensor's end than for data,
+    up to a tenth of a call. The rows that then lie in two boxes are drawn twice, with one result. Where the
+    block has fewer rows than a box there is nothing lower to load.
+    """
+    rows = gl.minimum(num_rows - row0, BH)
+    edge = row0 + (rows - 1) // BOX * BOX
+    lower = edge + BOX - row0 - rows
+    if rows < BOX:
+        lower = 0
+    return edge, lower
+
+
+@gluon.jit
 def load_stage(
-    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, row_boxes,
+    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, row_boxes, lower,
     WIDE: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """One k-block of W, 128 ids a box, and row_boxes of H, BOX rows each: boxes without rows would be filled
-    with zeros, which costs as much time as data."""
+    """One k-block of W, 128 ids a box, and row_boxes of H, BOX rows each, the last `lower` rows lower."""
     BOXES: gl.constexpr = (MW0 + MW1) // BOX
     for n in gl.static_range(BOXES + 1):  # the byte count of an expect is a constant: one of these fires
         mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == row_boxes)
     for v in gl.static_range(WIDE):
         load_box(w, [column0 + v * 128, d0], bar, w_buf.slice(v * 128, 128))
     for b in gl.static_range(BOXES):
+        row = row0 + b * BOX
+        if b == row_boxes - 1:
+            row -= lower
         if b < MW0 // BOX:
-            load_box(h, [row0 + b * BOX, d0], bar, h0_buf.slice(b * BOX, BOX), pred=b < row_boxes)
+            load_box(h, [row, d0], bar, h0_buf.slice(b * BOX, BOX), pred=b < row_boxes)
         else:
-            load_box(h, [row0 + b * BOX, d0], bar, h1_buf.slice(b * BOX - MW0, BOX), pred=b < row_boxes)
+            load_box(h, [row, d0], bar, h1_buf.slice(b * BOX - MW0, BOX), pred=b < row_boxes)
 
 
 @gluon.jit
@@ -95,6 +113,7 @@ def producer(
     units, ctas, cta, row0 = share
     dealt = split_work(units, ctas, cta, blocks_d, BV)
     row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), (MW0 + MW1) // BOX)
+    _, lower = last_box(num_rows, row0, MW0 + MW1, BOX)
     i = 0
     for n in range(dealt[1]):
         tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
@@ -103,7 +122,7 @@ def producer(
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
             load_stage(
                 w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
-                tile * BV, d * BD, row0, row_boxes, BV // 128, MW0, MW1, BOX,
+                tile * BV, d * BD, row0, row_boxes, lower, BV // 128, MW0, MW1, BOX,
             )  # fmt: skip
             i += 1
 

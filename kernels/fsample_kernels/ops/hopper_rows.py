@@ -80,7 +80,7 @@ def draw_into(
 ):  # fmt: skip
     """Draw in a block of 128 ids, and merge its winners and its mass into the state."""
     best, best_column, best_y, mass_m, mass_s = state
-    rows, live, c, greedy, any_greedy = own
+    rows, live, c, greedy, any_greedy, _ = own
     words = load_words(rows, live, row_args)
     score, member, x, m, total = draw_block(
         xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED, FAST
@@ -137,14 +137,14 @@ def store_candidates(
 
 
 @gluon.jit
-def publish(keys_ptr, state, row0, num_rows, first_id, M: gl.constexpr):
+def publish(keys_ptr, state, rows1, num_rows, first_id):
     """Raise the rows' keys to this CTA's best: the order-preserving int32 image of the score above the
     complemented id, so that the larger key wins and ties go to the lower id."""
     score, column, _ = gl.reduce((state[0], state[1], state[2]), 1, better)
     image = (score + 0.0).to(gl.int32, bitcast=True)  # -0.0 ties with 0.0
     ordered = image ^ ((image >> 31) & 0x7FFFFFFF)
     key = (ordered.to(gl.int64) << 32) | (0x7FFFFFFF - (column + first_id)).to(gl.int64)
-    r = gl.arange(0, M, layout=key.type.layout) + row0
+    r = gl.convert_layout(rows1, key.type.layout)
     gl.atomic_max(keys_ptr + r, key, mask=r < num_rows, sem="relaxed", scope="gpu")
 
 

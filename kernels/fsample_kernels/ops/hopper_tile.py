@@ -162,16 +162,15 @@ def load_first(tables, starts, BLOCKS: gl.constexpr):
 
 
 @gluon.jit
-def use_sparse(xs, rows, first_row, lane, id0, tables, sparse):
+def use_sparse(xs, rows, span, lane, id0, tables, sparse):
     """Add the triples of a block one by one, those of other rows aside; of 32 members a triple can be one of
     the eight in its 32 ids."""
-    M: gl.constexpr = rows.shape[0]
     i, end, triple = sparse
     while i < end:
         row, id, value = triple
         i += 1
         triple = load_triple(tables, i, end)  # under way while this one is added
-        if (row >= first_row) & (row < first_row + M):
+        if (row >= span[0]) & (row < span[1]):
             local = id - id0
             hit = (rows == row) & (lane == (local & 7) // 2)
             # -0: what any logit can be added to without a change
@@ -192,11 +191,11 @@ def use_sparse(xs, rows, first_row, lane, id0, tables, sparse):
 
 @gluon.jit
 def transform(
-    xs, rows, live, first_row, lane, column0, sparse, tables,
+    xs, rows, live, span, lane, column0, sparse, tables,
     HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """Head bias, scale, soft-cap, logit bias, -inf where forbidden: in this order (contract section 1).
-    sparse is what `load_first` gave."""
+    sparse is what `load_first` gave; the rows lie in span (first, end)."""
     (first_id, limit, head_bias_ptr, logit_scale, softcap,
      bias_ptr, bias_stride_b, mask_ptr, mask_stride_b,
      bits_ptr, bits_stride_b, bits_stride_w, num_words,
@@ -222,7 +221,7 @@ def transform(
     if bias_ptr is not None:
         out = use_rows(out, bias_ptr, rows, live, bias_stride_b, first_id, column0, limit, False)
     if sparse_rows_ptr is not None:
-        out = use_sparse(out, rows, first_row, lane, first_id + column0, tables, sparse)
+        out = use_sparse(out, rows, span, lane, first_id + column0, tables, sparse)
     if mask_ptr is not None:
         out = use_rows(out, mask_ptr, rows, live, mask_stride_b, first_id, column0, limit, True)
     if bits_ptr is not None:
@@ -240,16 +239,15 @@ def transform(
 
 
 @gluon.jit
-def store_pair(logits_ptr, even, odd, first_row, num_rows, column0, num_columns, M: gl.constexpr):
+def store_pair(logits_ptr, even, odd, rows, num_rows, column0, num_columns):
     """Ids column0 + 2 lane and the next, [M, 4] each: neighbours, in one store of 8 bytes where V is a
     multiple of 16, so that four lanes fill a sector of 32 bytes; else in two, since a row need not begin at a
     multiple of 8."""
     pair = gl.join(even, odd)  # [M, 4, 2]
     lay: gl.constexpr = pair.type.layout
-    row = gl.arange(0, M, layout=gl.SliceLayout(1, gl.SliceLayout(2, lay))) + first_row
     lane = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(0, lay)))
     last = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(0, lay)))
-    row = gl.expand_dims(gl.expand_dims(row, 1), 2)
+    row = gl.expand_dims(gl.convert_layout(rows, gl.SliceLayout(2, lay)), 2)
     lane = gl.expand_dims(gl.expand_dims(lane, 1), 0)
     column = lane * 2 + gl.expand_dims(gl.expand_dims(last, 0), 0) + column0
     ok = (row < num_rows) & (column < num_columns)
@@ -257,10 +255,10 @@ def store_pair(logits_ptr, even, odd, first_row, num_rows, column0, num_columns,
 
 
 @gluon.jit
-def store_logits(logits_ptr, xs, first_row, num_rows, column0, num_columns, M: gl.constexpr):
+def store_logits(logits_ptr, xs, rows, num_rows, column0, num_columns):
     """y [B, V] fp32."""
     for i in gl.static_range(16):
-        store_pair(logits_ptr, xs[2 * i], xs[2 * i + 1], first_row, num_rows, column0 + 8 * i, num_columns, M)
+        store_pair(logits_ptr, xs[2 * i], xs[2 * i + 1], rows, num_rows, column0 + 8 * i, num_columns)
 
 
 @gluon.jit
