@@ -210,19 +210,16 @@ def heading(record: Record) -> list[str]:
 
 
 def footnotes(record: Record) -> list[str]:
-    """Lines under a table: the notes and remedies of its rows, each once."""
+    """Lines under a table: the notes and remedies of its rows, each once with the rows it is of."""
     if record.kind == "hardware":
         sources: dict[str, list[str]] = {}
         for row in record.results:
             sources.setdefault(row.source, []).append(row.gpu)
         return [f"{', '.join(names)}: {source}" for source, names in sources.items()]
-    notes: dict[str, None] = {}
+    by_text: dict[str, dict[str, None]] = {}
     for row in record.results:
-        if record.kind == "doctor":
-            text = f"{row.name}: {row.remedy}" if row.remedy else ""
-        else:
-            text = getattr(row, "note", "")
-            text = f"{sampler(row)}: {text}" if text else ""
+        is_check = record.kind == "doctor"
+        text = row.remedy if is_check else getattr(row, "note", "")
         if text:
-            notes[text] = None
-    return list(notes)
+            by_text.setdefault(text, {})[row.name if is_check else sampler(row)] = None
+    return [f"{', '.join(names)}: {text}" for text, names in by_text.items()]
