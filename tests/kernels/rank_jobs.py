@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsample_kernels import CheckError, checked, distributed, noise, sample
-from fsample_kernels.distributed import shards
+from fsample_kernels.distributed import collectives, shards
 from fsample_kernels.distributed.collectives import Team
 
 Options = dict[str, Any]
@@ -90,6 +90,20 @@ def lose_one(rank: int, size: int, how: str) -> Any:
     return "no error"
 
 
+def lose_one_that_compiles(rank: int, size: int) -> str:
+    """Rank 1 dies where ranks wait for each other's kernels before the first exchange on a GPU."""
+    team = collectives.team_of(None)
+    team.arrive()
+    team.gather(torch.zeros(1, dtype=torch.int64))
+    if rank == 1:
+        os._exit(3)
+    try:
+        team.barrier()
+    except distributed.RankError as error:
+        return str(error)
+    return "no error"
+
+
 def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
     """Rank 1 differs from the others in one argument; what each case says, and whether all can go on."""
     messages = []
@@ -109,7 +123,9 @@ def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
             else:
                 changes: dict[str, Options] = {
                     "seed": {"seed": 2}, "unseeded": {"seed": None}, "position": {"position": 5},
-                    "temperature": {"temperature": 0.5}, "first_id": {"first_id": 100},
+                    "temperature": {"temperature": 0.5}, "temperatures": {"temperature": torch.ones(4)},
+                    "math": {"math": "exact"}, "store_logits": {"store_logits": True},
+                    "first_id": {"first_id": 100},
                     "exchange": {"exchange": "log_mass"}, "want_lse": {"want_lse": True},
                     "logit_scale": {"logit_scale": 2}, "softcap": {"softcap": 30.0},
                     "head_bias": {"head_bias": torch.zeros(128)}, "logit_bias": {"logit_bias": {1: 1.0}},
@@ -163,7 +179,10 @@ def count_comparisons(rank: int, size: int) -> list[int]:
             {}, {"temperature": 0.5, "position": 3}, {"seed": 2}, {"softcap": 3.0}, {"logit_scale": 2.0},
             {"mask": torch.ones(256, dtype=torch.bool)}, {"head_bias": torch.zeros(128)},
             {"logit_bias": torch.zeros(256)}, {"num_samples": 2}, {"vocab_size": 200}, {"want_lse": True},
-            {"noise": "element"}, {"seed": None}, {"first_id": 128 * rank},
+            {"noise": "element"}, {"seed": None}, {"first_id": 128 * rank}, {"math": "exact"},
+            {"store_logits": True}, {"temperature": torch.ones(4)}, {"position": torch.arange(4)},
+            {"seed": torch.arange(4)}, {"mask": torch.full((4, 8), -1, dtype=torch.int32)},
+            {"logit_bias": {1: 1.0}},
         )
     ]  # fmt: skip
     low = shard.bfloat16()

@@ -6,6 +6,7 @@ of the arguments are read off the launcher's own, so that what is compiled is wh
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -312,3 +313,29 @@ def test_a_product_of_two_words_is_one_instruction(
     ptx = triton.compile(source, target=TARGETS["sm_90"], options=options).asm["ptx"]
     assert 24 <= ptx.count("mul.wide.u32") <= 60
     assert ptx.count("mul.hi.u32") <= (12 if triton.__version__.startswith("3.7.") else 4)
+
+
+def test_a_step_along_a_strided_hidden_size_has_64_bits(
+    make_problem: MakeProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transposed view of a buffer with 2^25 columns steps over 2^31 values in 64 of its rows."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    work = head_jobs(make_problem, "sm_90", torch.bfloat16, ["plain"], classes=(64,))[0]
+    strides = ("hidden_stride_d", "weight_stride_d")
+    work = dataclasses.replace(
+        work,
+        signature=work.signature | dict.fromkeys(strides, "i32"),
+        constants={name: value for name, value in work.constants.items() if name not in strides},
+    )
+    source, options = source_of(work)
+    ttir = triton.compile(source, target=TARGETS["sm_90"], options=options).asm["ttir"]
+    for name in strides:
+        assert re.search(rf"arith.extsi %{name} ", ttir)
+        assert not re.search(rf"arith.muli .*%{name}\b.* : i32", ttir)
+
+
+def test_a_slice_of_a_row_parameter_is_no_other_kernel() -> None:
+    """It may start at an odd address, in the middle of serving or in a capture."""
+    for kernel in KERNELS.values():
+        aligned = {p.name for p in kernel.params if not p.do_not_specialize_on_alignment}
+        assert not aligned & {"temperature_ptr", "seed_ptr", "position_ptr", "greedy_ptr"}, kernel

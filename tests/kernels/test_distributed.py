@@ -206,23 +206,32 @@ def test_a_lost_rank_is_named_within_the_timeout(how: str, timeout_s: float) -> 
         assert seconds < timeout_s + 5
 
 
+def test_a_rank_that_dies_while_it_compiles_is_an_error_of_ranks() -> None:
+    ranks = run_ranks(2, rank_jobs.lose_one_that_compiles, timeout_s=20)
+    assert ranks[1] == LOST
+    assert ranks[0].startswith("a rank of the group of 2 was lost during fsample call 1"), ranks[0]
+
+
 DISAGREEMENTS = {
     "B": "rows B of hidden must be the same on every rank, got rank 0: 4, rank 1: 8",
     "dtype": "dtype must be the same",
     "seed": r"seed must be the same on every rank, got rank 0: 1, rank 1: 2",
-    "unseeded": r"seed \(given or not\) must be the same",
+    "unseeded": "seed must be the same on every rank, got rank 0: values on the host, rank 1: none",
     "position": "position must be the same on every rank, got rank 0: 0, rank 1: 5",
-    "temperature": "temperature must be the same",
+    "temperature": "temperature must be the same on every rank, got rank 0: 1.0, rank 1: 0.5",
+    "temperatures": "temperature must be .* got rank 0: values on the host, rank 1: float32 tensor of 1 dim",
+    "math": "math must be the same on every rank, got rank 0: fast, rank 1: exact",
+    "store_logits": "store_logits must be the same on every rank, got rank 0: False, rank 1: True",
     "exchange": "exchange must be the same",
     "want_lse": "want_lse must be the same",
     "first_id": "first_id of rank 1 must be 128, .* got 100",
-    "weight_shard's dtype": "dtype of weight_shard must be the same on every rank, got rank 0: 2, rank 1: 0",
+    "weight_shard's dtype": "dtype of weight_shard must be .*, got rank 0: float32, rank 1: bfloat16",
     "weight_shard's D": "D of weight_shard must be the same on every rank, got rank 0: 16, rank 1: 15",
     "logit_scale": "logit_scale must be the same",
     "softcap": "softcap must be the same",
-    "head_bias": r"head_bias \(given or not\) must be the same on every rank, got rank 0: 0, rank 1: 1",
-    "logit_bias": r"logit_bias \(given or not\) must be the same",
-    "mask": r"mask \(given or not\) must be the same",
+    "head_bias": "head_bias must be the same .*, got rank 0: none, rank 1: float32 tensor of 1 dim",
+    "logit_bias": "logit_bias must be the same",
+    "mask": "mask must be the same on every rank, got rank 0: none, rank 1: bool tensor of 1 dim",
 }
 
 
@@ -247,7 +256,7 @@ def test_a_group_with_the_name_of_an_earlier_one_compares_anew() -> None:
 def test_what_was_compared_is_compared_again_when_an_option_changes() -> None:
     """As on a GPU: nothing is gathered again for the same call, and once for each that differs."""
     counts = run_ranks(2, rank_jobs.count_comparisons)
-    assert counts[0] == counts[1] == [1, 0, 0] + [1, 0] * 15
+    assert counts[0] == counts[1] == [1, 0, 0] + [1, 0] * 22
 
 
 def test_several_groups_in_one_process() -> None:

@@ -176,6 +176,27 @@ def test_tables_by_pairs(tables: str, B: int, monkeypatch: pytest.MonkeyPatch) -
         check(hidden, weight, **arguments[tables], store_logits=True, vocab_size=vocab_size)
 
 
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_a_shard_past_the_vocabulary_draws_nothing(num_samples: int) -> None:
+    hidden, weight = inputs(3, 128, 64)
+    shard = validation.Shard(128, 256)
+    result = run(problem_of(
+        hidden, weight, shard=shard, vocab_size=100, num_samples=num_samples, want_logprob=True, want_lse=True
+    ))  # fmt: skip
+    assert bool((result.ids == -1).all())
+    assert result.lse is not None and bool((result.lse == -torch.inf).all())
+
+
+def test_the_least_masses_are_masses() -> None:
+    """Logits of -1e38 have a log-sum-exp of that size, and one of a greedy row is its largest logit."""
+    hidden, weight = inputs(2, 256, 64)
+    result = check(
+        hidden * 0, weight, logit_bias=torch.full((256,), -1e38, device="cuda"), want_logprob=True,
+        want_lse=True, temperature=torch.tensor([1.0, 0.0], device="cuda"),
+    )  # fmt: skip
+    assert result.lse is not None and result.lse.tolist() == [pytest.approx(-1e38)] * 2
+
+
 def test_store_logits_changes_no_id() -> None:
     hidden, weight = inputs(64, 32000, 512)
     plain = sample(hidden, weight, seed=3, implementation="hopper")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fsample_kernels.distributed.merge import _pick_rank
+from fsample_kernels.ops import pick_rank as module
 from fsample_kernels.ops.compiling import compile_only
 from fsample_kernels.ops.pick_rank import pick_rank
 
@@ -37,6 +38,19 @@ def test_as_torch_draws(seed: Any, position: Any, greedy: Any) -> None:
     assert not bool((got[:20] == 1).any())  # no mass, no draw
     if greedy is not True:
         assert set(got.flatten().tolist()) == {0, 1, 2}
+
+
+def test_more_samples_than_a_second_dimension_of_a_grid_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *values, **named: None
+
+    monkeypatch.setattr(module, "ready", lambda kernel: Kernel())
+    pick_rank(torch.zeros(2, 300), 70_000, 1, 0, False)
+    assert grids == [(3 * 70_000,)]
 
 
 def test_where_kernels_are_compiled_only_every_rank_is_one_to_index_by(

@@ -1,4 +1,4 @@
-"""The two collective calls of this package, on any backend, with errors that name the missing rank."""
+"""The collective calls of this package, on any backend, with errors that name the missing rank."""
 
 from __future__ import annotations
 
@@ -97,6 +97,10 @@ class Team:
         staged = self._stage(word).clone()
         self._collective(lambda: dist.broadcast(staged, src=self.members[0], group=self.group))
         return staged.to(word.device)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Raises RankError as `gather`."""
+        self._collective(lambda: dist.barrier(self.group))
 
     def _stage(self, words: Tensor) -> Tensor:
         """gloo gathers in host memory only."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import api, words
@@ -93,7 +92,7 @@ def _by_link(
 def _meet(team: Team, device: torch.device) -> None:
     """Wait until every rank is here and its device idle."""
     torch.cuda.synchronize(device)
-    dist.barrier(team.group)
+    team.barrier()
 
 
 def _local(problem: Problem, name: Implementation) -> tuple[SampleResult, Tensor]:

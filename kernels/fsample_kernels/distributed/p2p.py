@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import torch
-import torch.distributed as dist
 import triton
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class Link:
         for best in (False, True):
             exchange.exchange(word, word, self.words, team.size, best, only_compile=True)
         torch.cuda.synchronize(device)
-        dist.barrier(team.group)
+        team.barrier()
         self.gather(word)
         self.best_ids(word)
         torch.cuda.synchronize(device)

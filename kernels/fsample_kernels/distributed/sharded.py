@@ -100,8 +100,9 @@ def sample(
     team = team_of(group)
     exchanges.check_name(exchange, noise, hidden)
     header = shards.make_header(
-        hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, noise, exchange, vocab_size,
-        logit_scale, softcap, (head_bias, logit_bias, mask), seed, position, temperature,
+        hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, store_logits, noise, math,
+        exchange, vocab_size, logit_scale, softcap, (head_bias, logit_bias, mask), seed, position,
+        temperature,
     )  # fmt: skip
     shard, is_new = shards.agree(team, header, weight_shard)
     if seed is None:

@@ -3,30 +3,82 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..checks import finite
-from ..types import Noise
+from ..checks import dtype_name, finite
+from ..types import Math, Noise
 from ..validation import Shard
 from ..words import MAX_ID
 from .collectives import Team
 from .exchanges import EXCHANGES, Exchange
 
-_FIELDS = (  # every rank must give the same, the first two aside
-    "rows of weight_shard", "first_id", "rows B of hidden", "hidden size D", "dtype", "D of weight_shard",
-    "dtype of weight_shard", "hidden on the device of weight_shard", "num_samples", "want_logprob",
-    "want_lse", "noise", "exchange", "vocab_size", "logit_scale", "softcap", "head_bias (given or not)",
-    "logit_bias (given or not)", "mask (given or not)", "seed (given or not)", "seed", "position",
-    "temperature",
+_DTYPES = (
+    torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
+_NOISES: tuple[Noise, ...] = get_args(Noise)
+_MATHS: tuple[Math, ...] = get_args(Math)
+
+
+def _signed(value: object) -> int:
+    """A host value as an int64 to compare. What is no number, or on a device, counts as equal."""
+    if isinstance(value, int):
+        bits = value % (1 << 64)
+        return bits - (1 << 64) if bits >> 63 else bits
+    if isinstance(value, float):
+        return int.from_bytes(struct.pack("<d", value), "little", signed=True)
+    return -1
+
+
+def _real(value: object) -> int:
+    """Of a number however it was given. What is none, or finite in no float, is refused after ranks agree."""
+    return _signed(finite(value))
+
+
+def _real_said(code: int) -> object:
+    return "no number" if code == -1 else struct.unpack("<d", struct.pack("<q", code))[0]
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    return _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
+
+
+def _dtype_said(code: int) -> str:
+    return dtype_name(_DTYPES[code]) if code < len(_DTYPES) else "another dtype"
+
+
+def _kind_code(value: object) -> int:
+    """What decides, beside the values, which kernel an argument takes: 0 none, 1 values on the host, else the
+    dtype and dimensions of a tensor."""
+    if isinstance(value, Tensor):
+        return 2 + 4 * _dtype_code(value.dtype) + min(value.dim(), 3)
+    return int(value is not None)
+
+
+def _kind_said(code: int) -> str:
+    if code < 2:
+        return ("none", "values on the host")[code]
+    return f"{_dtype_said((code - 2) // 4)} tensor of {(code - 2) % 4} dimensions"
+
+
+# What ranks compare, and how it is said. Every rank must give the same, the first two aside.
+_FIELDS: tuple[tuple[str, Callable[[int], object]], ...] = (
+    ("rows of weight_shard", int), ("first_id", int), ("rows B of hidden", int), ("hidden size D", int),
+    ("dtype", _dtype_said), ("D of weight_shard", int), ("dtype of weight_shard", _dtype_said),
+    ("hidden on the device of weight_shard", bool), ("num_samples", int), ("want_logprob", bool),
+    ("want_lse", bool), ("store_logits", bool), ("noise", _NOISES.__getitem__), ("math", _MATHS.__getitem__),
+    ("exchange", EXCHANGES.__getitem__), ("vocab_size", int), ("logit_scale", _real_said),
+    ("softcap", _real_said), ("head_bias", _kind_said), ("logit_bias", _kind_said), ("mask", _kind_said),
+    ("seed", _kind_said), ("position", _kind_said), ("temperature", _kind_said),
+    ("seed", int), ("position", int), ("temperature", _real_said),
 )  # fmt: skip
 OF_A_STEP = 3  # the last ones change from step to step
 Header = tuple[int, ...]
-_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_NOISES: tuple[Noise, ...] = get_args(Noise)
 
 
 def make_header(
@@ -36,7 +88,9 @@ def make_header(
     num_samples: int,
     want_logprob: bool,
     want_lse: bool,
+    store_logits: bool,
     noise: Noise,
+    math: Math,
     exchange: Exchange,
     vocab_size: int | None,
     logit_scale: float,
@@ -48,7 +102,8 @@ def make_header(
 ) -> Header:
     """What ranks compare, before anything that could differ is checked on one of them alone.
 
-    features: head_bias, logit_bias and mask, of which it counts whether they are there.
+    features: head_bias, logit_bias and mask. Of them, and of what a row has, it takes the kind: another kind
+    may be another kernel, and before the first call of it no rank waits for one that still compiles.
     """
     for name, tensor in (("hidden", hidden), ("weight_shard", weight_shard)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 2:
@@ -57,13 +112,16 @@ def make_header(
         raise ValueError(f"first_id must be an integer, 0 or above, or None, got {first_id!r}")
     if noise not in _NOISES:
         raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {noise!r}")
+    if math not in _MATHS:
+        raise ValueError(f"math must be one of {', '.join(_MATHS)}, got {math!r}")
     return (
         weight_shard.shape[0], -1 if first_id is None else first_id, hidden.shape[0], hidden.shape[1],
-        _DTYPES.get(hidden.dtype, -1), weight_shard.shape[1], _DTYPES.get(weight_shard.dtype, -1),
+        _dtype_code(hidden.dtype), weight_shard.shape[1], _dtype_code(weight_shard.dtype),
         int(hidden.device == weight_shard.device), _signed(num_samples), int(bool(want_logprob)),
-        int(bool(want_lse)), _NOISES.index(noise), EXCHANGES.index(exchange), _signed(vocab_size),
-        _real(logit_scale), _real(softcap), *(int(feature is not None) for feature in features),
-        int(seed is not None), _signed(seed), _signed(position), _real(temperature),
+        int(bool(want_lse)), int(bool(store_logits)), _NOISES.index(noise), _MATHS.index(math),
+        EXCHANGES.index(exchange), _signed(vocab_size), _real(logit_scale), _real(softcap),
+        *(_kind_code(value) for value in (*features, seed, position, temperature)),
+        _signed(seed), _signed(position), _real(temperature),
     )  # fmt: skip
 
 
@@ -108,10 +166,11 @@ def _compare(team: Team, header: Header, device: torch.device) -> Shard:
     """
     table = team.gather(torch.tensor(header, dtype=torch.int64, device=device)).tolist()
     for at in range(2, len(_FIELDS)):
-        given = [row[at] for row in table]
-        if len(set(given)) > 1:
+        name, said = _FIELDS[at]
+        if len({row[at] for row in table}) > 1:
+            given = [said(row[at]) for row in table]
             raise ValueError(
-                f"{_FIELDS[at]} must be the same on every rank, got {_by_rank(given)}; "
+                f"{name} must be the same on every rank, got {_by_rank(given)}; "
                 "a call of `distributed.sample` is one draw that all ranks make together"
             )
     lengths, given_firsts = [row[0] for row in table], [row[1] for row in table]
@@ -128,20 +187,5 @@ def _compare(team: Team, header: Header, device: torch.device) -> Shard:
     return Shard(firsts[team.rank], total)
 
 
-def _signed(value: object) -> int:
-    """A host value as an int64 to compare. What is no number, or on a device, counts as equal."""
-    if isinstance(value, int):
-        bits = value % (1 << 64)
-        return bits - (1 << 64) if bits >> 63 else bits
-    if isinstance(value, float):
-        return int.from_bytes(struct.pack("<d", value), "little", signed=True)
-    return -1
-
-
-def _real(value: object) -> int:
-    """Of a number however it was given. What is none, or finite in no float, is refused after ranks agree."""
-    return _signed(finite(value))
-
-
-def _by_rank(values: list[int]) -> str:
+def _by_rank(values: Sequence[object]) -> str:
     return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))

@@ -211,7 +211,7 @@ def grouped_draw(
 ):  # fmt: skip
     """Best group and the draw inside it. Returns per row: score, column in the tile.
 
-    The score is +inf and the column NO_ID where a logit is NaN or +inf: the sum of its group is then NaN.
+    The score is +inf, and the column means nothing, where a logit is NaN or +inf: its group's sum is NaN.
     """
     GROUPS: tl.constexpr = BLOCK_V // 32
     # A column is 128 block + 8 (b4 b3 b2 b1) + 2 q + b0. On a wgmma accumulator q is the lane and every b a

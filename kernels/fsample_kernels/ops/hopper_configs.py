@@ -15,7 +15,7 @@ class HopperConfig:
     rows0: int  # of the first consumer warpgroup, 64 or 128
     rows1: int  # of the second; 0: there is none
     bd: int  # hidden size a stage
-    box: int  # rows a TMA box of H: rows past the batch are loaded to the next multiple of it
+    box: int  # rows a TMA box of H; the last box ends with the batch, see `hopper_pipeline.last_box`
     stages: int
     in_flight: int  # wgmma groups left running while the next stage is waited for
 

@@ -108,7 +108,8 @@ def consumer(
     STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: of every tile of the CTA the MW0 rows from row0 on, or the MW1 rows after these."""
+    """One warpgroup: of every tile of the CTA the MW0 rows from row0 on, or the MW1 rows after these; in the
+    last box of H as many rows lower as `last_box` says."""
     units, ctas, cta, row0 = share
     first_row = row0 + WG * MW0
     MW: gl.constexpr = MW0 if WG == 0 else MW1
@@ -184,6 +185,7 @@ def hopper_kernel(
     BH: gl.constexpr = MW0 + MW1
     SPAN: gl.constexpr = MW0 + MW0 * (MW1 > 0)  # the power of two that holds a block of rows
     WARPGROUPS: gl.constexpr = 2 if MW1 > 0 else 1
+    gl.static_assert((BV == 128) | (MW0 == MW1), "`hopper_carry.places` wants warpgroups of one height")
     w_bufs = gl.allocate_shared_memory(w.dtype, [STAGES, BV, BD], w_layout)
     h0_bufs = gl.allocate_shared_memory(h.dtype, [STAGES, MW0, BD], h_layout)
     h1_bufs = h0_bufs

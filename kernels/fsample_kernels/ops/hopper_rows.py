@@ -15,7 +15,7 @@ from fsample_kernels.ops.link import EPOCH, RANK, clock, end_step, ids_of, send,
 
 # No score yet: the image of -inf (see `publish`).
 EMPTY_KEY = gl.constexpr(-0x7F800001 << 32)
-LOW = gl.constexpr(-1.0e38)  # log-mass of nothing, finite so that a difference of two is no NaN
+LOW = gl.constexpr(-3.4028234663852886e38)  # log-mass of nothing: finite, so that LOW - LOW is no NaN
 
 
 @gluon.jit

@@ -68,14 +68,14 @@ def by_group(x, M: gl.constexpr):
 
 
 @gluon.jit
-def ids_of(lane, j: gl.constexpr):
+def places_of(lane, j: gl.constexpr):
     """Place in its block of 128 of member j, per lane [1, 4]."""
     return lane * 2 + (8 * (j // 2) + j % 2)
 
 
 @gluon.jit
 def pair_places(lay: gl.constexpr):
-    """Place in eight neighbouring ids, per lane and of its two [1, 4, 2]; see `ids_of`."""
+    """Place in eight neighbouring ids, per lane and of its two [1, 4, 2]; see `places_of`."""
     lane = gl.arange(0, 4, layout=gl.SliceLayout(1, gl.SliceLayout(0, lay)))
     last = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(0, lay)))
     return gl.expand_dims(gl.expand_dims(lane, 1), 0) * 2 + gl.expand_dims(gl.expand_dims(last, 0), 0)
@@ -122,10 +122,10 @@ def use_rows(xs, ptr, rows, live, stride_b, first_id, column0, limit, IS_MASK: g
 
 
 @gluon.jit
-def load_table(ptr, rows, live, stride_b, columns, inside, stride_v, fill):
-    """One entry a (row, id) of a [V] or [B, V] table; offsets in int64, since B * V can pass 2^31."""
-    offsets = rows.to(gl.int64) * stride_b + columns.to(gl.int64) * stride_v
-    return gl.load(ptr + offsets, mask=live & inside, other=fill)
+def load_mask_word(ptr, rows, live, stride_b, word, inside, stride_w):
+    """A word of 32 ids of each row of a packed mask [B, W], 0 where it has none; offsets in int64."""
+    offsets = rows.to(gl.int64) * stride_b + word.to(gl.int64) * stride_w
+    return gl.load(ptr + offsets, mask=live & inside, other=0)
 
 
 @gluon.jit
@@ -204,8 +204,8 @@ def transform(
         words = ()  # type: tuple[gl.tensor, ...]
         for w in gl.static_range(4):
             at = (first_id + column0) // 32 + w
-            word = load_table(
-                bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w, 0
+            word = load_mask_word(
+                bits_ptr, rows, live, bits_stride_b, at + rows * 0, at < num_words, bits_stride_w
             )
             words += (word >> (lane * 2),)
     if head_bias_ptr is not None:
@@ -233,7 +233,7 @@ def transform(
     if column0 + 128 > limit:
         masked = ()
         for j in gl.static_range(32):
-            masked += (gl.where(column0 + ids_of(lane, j) < limit, out[j], float("-inf")),)
+            masked += (gl.where(column0 + places_of(lane, j) < limit, out[j], float("-inf")),)
         out = masked
     return out
 

@@ -55,6 +55,7 @@ def lm_head_sample_kernel(
         y = tl.zeros((BLOCK_V, BLOCK_B), tl.float32)
     else:
         y = tl.zeros((BLOCK_B, BLOCK_V), tl.float32)
+    block_d = tl.full((), BLOCK_D, tl.int64)  # a step along D can pass 2^31 values
     for d in range(0, D, BLOCK_D):
         if D % BLOCK_D == 0:
             h = tl.load(hidden_ptrs)
@@ -70,8 +71,8 @@ def lm_head_sample_kernel(
             y = tl.dot(w, tl.trans(h), y, input_precision="ieee")
         else:
             y = tl.dot(h, tl.trans(w), y, input_precision="ieee")
-        hidden_ptrs += BLOCK_D * hidden_stride_d
-        weight_ptrs += BLOCK_D * weight_stride_d
+        hidden_ptrs += block_d * hidden_stride_d
+        weight_ptrs += block_d * weight_stride_d
     if VOCAB_ON_M:
         y = tl.trans(y)
 

@@ -21,7 +21,8 @@ RANK_DOMAIN = tl.constexpr(noise.RANK << 24)
     do_not_specialize=[
         "num_rows", "num_samples", "seed_stride", "seed_low", "seed_high", "position_stride", "position",
         "numbered", "greedy_stride",
-    ]
+    ],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "greedy_ptr"],
 )  # fmt: skip
 def pick_rank_kernel(
     lse_ptr,  # [R, B] fp32
@@ -32,8 +33,9 @@ def pick_rank_kernel(
     RANKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One sample of BLOCK rows. A tie goes to the lower rank."""
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    sample = tl.program_id(1)
+    pid = tl.program_id(0)  # of one dimension, as every grid here: the others end at 65,535
+    rows = pid // num_samples * BLOCK + tl.arange(0, BLOCK)
+    sample = pid % num_samples
     live = rows < num_rows
     if seed_ptr is None:
         key0 = tl.zeros_like(rows) + seed_low
@@ -82,7 +84,7 @@ def pick_rank(
     else:
         greedy_tensor = arguments.row_tensor(greedy)
     with arguments.on_device(lse.device):
-        ready(pick_rank_kernel)[(triton.cdiv(num_rows, BLOCK), num_samples)](
+        ready(pick_rank_kernel)[(triton.cdiv(num_rows, BLOCK) * num_samples,)](
             lse.contiguous(), rank, num_rows, num_samples,
             seed_tensor, arguments.stride_of(seed_tensor),
             0 if isinstance(seed, Tensor) else arguments.signed32(seed & 0xFFFFFFFF),

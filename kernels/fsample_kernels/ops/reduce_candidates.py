@@ -1,4 +1,4 @@
-"""Stage 2: the best of a row's candidates, one a vocabulary tile; its log-probability and the row's mass."""
+"""Stage 2: the best of a row's candidates, one a tile or CTA; its log-probability; the row's mass."""
 
 import torch
 import triton
@@ -41,7 +41,7 @@ def reduce_candidates_kernel(
         mask_t = t + offs_t < num_tiles
         score = tl.load(score_ptr + first + t + offs_t, mask=mask_t, other=float("-inf"))
         candidate = tl.load(id_ptr + first + t + offs_t, mask=mask_t, other=NO_ID)
-        wins = score > best  # later tiles have higher ids: a tie stays where it is
+        wins = (score > best) | ((score == best) & (candidate < best_id))
         best = tl.where(wins, score, best)
         best_id = tl.where(wins, candidate, best_id)
         best_at = tl.where(wins, t + offs_t, best_at)
@@ -96,7 +96,7 @@ def reduce_candidates_kernel(
             # The tile of the winner: scores are equal in it only, or the lower id has won.
             at = tl.min(tl.where((best == top) & (best_id == winner), best_at, NO_ID), axis=0)
             found = at < num_tiles
-            y = tl.load(logit_ptr + pid.to(tl.int64) * num_tiles + tl.where(found, at, 0))
+            y = tl.load(logit_ptr + pid.to(tl.int64) * num_tiles + at, mask=found, other=0.0)
             logprob = tl.minimum((y * base2_scale(heat) - lse2) * LN_2, 0.0)
             tl.store(
                 out_logprob_ptr + offs_out, tl.where(drawn, tl.where(greedy, 0.0, logprob), float("nan"))
