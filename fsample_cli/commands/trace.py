@@ -41,7 +41,7 @@ from fsample_cli.options import (
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Json, Record
-from fsample_cli.reporters import check_file, write_report
+from fsample_cli.reporters import check_distinct, check_file, write_report
 from fsample_cli.request import build_workload, parse_samplers, resolve_device
 from fsample_cli.workloads import PRESETS
 
@@ -106,6 +106,7 @@ def trace(
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))
     target = check_output(format, output, force)
+    check_distinct(target, chrome, "--chrome")
     known = samplers.NAMES if tp == 1 else samplers.TP_NAMES
     names = parse_samplers(sampler, known, DEFAULT_SAMPLERS if tp == 1 else TP_DEFAULT_SAMPLERS)
     where = resolve_device(device)

@@ -28,7 +28,7 @@ from fsample_cli.options import (
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
-from fsample_cli.reporters import check_file, write_report
+from fsample_cli.reporters import check_distinct, check_file, write_report
 from fsample_cli.request import build_workload, resolve_device
 from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS
@@ -74,6 +74,7 @@ def tune(
         note(f"{tuning.write(_read(from_record), emit_table)} entries in {emit_table}", quiet)
         return
     target = check_output(format, output, force)
+    check_distinct(target, emit_table, "--emit-table")
     batches = parse_batches(batch)
     if resolve_device("auto") != "cuda":
         raise MissingError(

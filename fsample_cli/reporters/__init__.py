@@ -68,6 +68,19 @@ def check_file(output: Path, force: bool, option: str = "--output") -> None:
         ) from None
 
 
+def check_distinct(target: Target, other: Path, option: str) -> None:
+    """That the report and `other`, given by `option`, are two files: the later would replace the earlier.
+
+    Raises UsageError. Of /dev/null or a named pipe nothing is lost.
+    """
+    special = other.exists() and not other.is_file()
+    if target.path is not None and not special and target.path.resolve() == other.resolve():
+        raise UsageError(
+            f"--output and {option} must be different files, got {target.path} for both",
+            "give one of them another name",
+        )
+
+
 def _refuse_folder(output: Path, option: str) -> NoReturn:
     raise UsageError(f"{option} must be a file, got the folder {output}", f"try {output / 'result.json'}")
 

@@ -108,6 +108,17 @@ def test_an_existing_trace_is_kept_without_force(fsample: Fsample, tmp_path: Pat
     assert fsample("trace", *TINY, "--sampler", "gemm", "--chrome", chrome, "--force").code == 0
 
 
+def test_the_record_and_the_trace_are_two_files(fsample: Fsample, tmp_path: Path) -> None:
+    chrome = tmp_path / "out.json"
+    chrome.write_text("mine")
+    (tmp_path / "link.json").symlink_to(chrome)
+    (tmp_path / "folder").mkdir()
+    for output in (chrome, tmp_path / "folder" / ".." / "out.json", tmp_path / "link.json"):
+        done = fsample("trace", *TINY, "--chrome", chrome, "--output", output, "--force")
+        assert done.code == 2 and f"--chrome must be different files, got {output}" in done.error
+    assert chrome.read_text() == "mine"
+
+
 def test_nsys_without_a_gpu_is_refused_and_the_bare_flag_parses(fsample: Fsample, tmp_path: Path) -> None:
     done = fsample("trace", *TINY, "--nsys", "--chrome", tmp_path / "out.json")
     assert done.code == 2 and "--nsys needs a GPU" in done.error

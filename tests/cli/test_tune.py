@@ -26,6 +26,11 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(fsample: Fsample, tmp_path:
     assert not (tmp_path / "t.json").exists()
 
 
+def test_the_record_and_the_table_are_two_files(fsample: Fsample, tmp_path: Path) -> None:
+    done = fsample("tune", "--emit-table", tmp_path / "t.json", "--output", tmp_path / "t.json")
+    assert done.code == 2 and "--output and --emit-table must be different files" in done.error
+
+
 class FakeStopwatch(WallStopwatch):
     """Every call really happens; its time is what the table of times says of the candidate called."""
 
