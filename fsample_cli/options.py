@@ -19,6 +19,10 @@ from fsample_cli.workloads import PRESETS, find_preset
 MAX_BATCH = 2**24  # rows that the noise's counter can tell apart
 MAX_SEED = 2**64
 MAX_RANKS = 1024
+# A temperature is an fp32 number, and the library draws greedily below its own least one, which is
+# `fsample_kernels.types.MIN_TEMPERATURE`: imported here it would bring torch to --help.
+MIN_TEMPERATURE = 2.0**-64
+MAX_TEMPERATURE = (2 - 2.0**-23) * 2.0**127
 
 
 class Device(str, Enum):
@@ -89,6 +93,17 @@ def _check_temperature(value: float) -> float:
         raise UsageError(
             f"--temperature must be a finite number, 0 or above, got {value}",
             "0 is greedy, 1 the model's own",
+        )
+    if 0 < value < MIN_TEMPERATURE:
+        raise UsageError(
+            f"--temperature above 0 must be 2^-64 ({MIN_TEMPERATURE:.1e}) or more, below which every draw is "
+            f"greedy, got {value}",
+            "0 is greedy",
+        )
+    if value > MAX_TEMPERATURE:
+        raise UsageError(
+            f"--temperature must be finite in fp32, {MAX_TEMPERATURE:.1e} or less, got {value}",
+            "at 1e6 the draw is all but flat",
         )
     return value
 

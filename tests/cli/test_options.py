@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fsample_cli import options
 from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.options import Format, check_output, parse_batches
 from fsample_cli.request import build_workload, parse_samplers, resolve_device, resolve_dtype
 from fsample_cli.workloads import PRESETS, Workload, find_preset
+from fsample_kernels import types
 
 SMALL = PRESETS["cpu-small"].workload("fp32")
 NOTHING: dict[str, Any] = {
@@ -196,6 +198,11 @@ def test_presets_have_the_published_shapes() -> None:
         (("--temperature", "nan"), ("--temperature", "nan", "greedy")),
         (("--temperature", "-1"), ("--temperature", "-1")),
         (("--temperature", "inf"), ("--temperature", "inf")),
+        (("--temperature", "1e300"), ("--temperature", "fp32", "got 1e+300")),
+        (("--temperature", "3.403e38"), ("--temperature", "fp32", "got 3.403e+38")),
+        (("--temperature", "1e-320"), ("--temperature", "2^-64", "1e-320", "0 is greedy")),
+        (("--temperature", "1e-46"), ("--temperature", "2^-64", "got 1e-46")),
+        (("--temperature", "5e-20"), ("--temperature", "2^-64", "got 5e-20")),
         (("--seed", "-1"), ("--seed", "got -1")),
         (("--seed", str(2**64)), ("--seed", "2^64-1")),
         (("--format", "xml"), ("--format", "'xml'", "json")),
@@ -216,6 +223,20 @@ def test_bad_input_is_one_line_and_exit_2(
     assert done.code == 2
     for word in words:
         assert word in done.error
+
+
+def test_the_ends_of_the_temperature_are_drawn(fsample: Any) -> None:
+    """Both are numbers to the library, the least of them no greedy one."""
+    assert options.MIN_TEMPERATURE == types.MIN_TEMPERATURE
+    assert float(np.finfo(np.float32).max) == options.MAX_TEMPERATURE
+    for value in (options.MIN_TEMPERATURE, options.MAX_TEMPERATURE):
+        done = fsample(
+            "verify", "--test", "rows", "--device", "cpu", "--draws", 300, "--temperature", value,
+            "--sampler", "fused:grouped,multinomial-eager", "-q",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        done = fsample("replay", "--temperature", value)
+        assert done.code == 0 and done.err == "", done.err
 
 
 def test_an_error_is_one_line_whatever_the_value() -> None:
