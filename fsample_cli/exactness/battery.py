@@ -25,6 +25,7 @@ from fsample_cli.exactness.plan import Plan
 from fsample_cli.exactness.power import smallest_effect
 from fsample_cli.exactness.result import TestResult, Verdict
 from fsample_cli.exactness.subject import BadIds, Subject
+from fsample_cli.samplers.protocol import SamplerRaised
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def choose(wanted: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:
-    """The results of one test; a sampler that returns no ids at all fails it instead of ending the run."""
+    """The results of one test; a sampler that returns no ids at all, or raises, fails it instead of
+    ending the run.
+    """
     case = Case(check.name, subject, "")
     if check.ours_only and subject.library is None:
         return [case.skip("needs options of fsample_kernels.sample, which this sampler does not take")]
@@ -75,6 +78,8 @@ def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:
         return check.run(subject, plan)
     except BadIds as error:
         return [case.rule("ids", True, 0, str(error))]
+    except SamplerRaised as error:
+        return [case.rule("call", True, 0, error.message)]
 
 
 def judge(results: Iterable[TestResult], alpha: float) -> list[TestResult]:

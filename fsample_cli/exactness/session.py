@@ -23,7 +23,13 @@ from fsample_cli.exactness.subject import BadIds, Subject
 from fsample_cli.interrupts import name_of
 from fsample_cli.measure import inputs
 from fsample_cli.results import VerifyResult
-from fsample_cli.samplers.protocol import Sampler, SamplerUnavailable, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import (
+    Sampler,
+    SamplerRaised,
+    SamplerUnavailable,
+    ShapeUnsupported,
+    Transform,
+)
 from fsample_cli.workloads import Workload
 
 DISTINCT_ROWS = 4
@@ -211,6 +217,8 @@ def _rows(subject: Subject, head: Head, request: Request, draws: int) -> list[Te
             )
         except BadIds as error:
             results.append(Case(fit_rows.TEST, subject, f"B={batch}").rule("ids", True, 0, str(error)))
+        except SamplerRaised as error:
+            results.append(Case(fit_rows.TEST, subject, f"B={batch}").rule("call", True, 0, error.message))
     return results
 
 

@@ -23,6 +23,7 @@ from fsample_cli.results import BenchResult
 from fsample_cli.samplers.protocol import (
     HeldToAnother,
     Sampler,
+    SamplerRaised,
     SamplerUnavailable,
     ShapeUnsupported,
     Transform,
@@ -92,7 +93,7 @@ def sweep(
         hidden = make_hidden(workload, batch, settings.device, settings.seed, weight)
         try:
             rows, found = _one_batch(
-                contenders, hidden, weight, transform, workload, settings, stopwatch=make_stopwatch(),
+                contenders, hidden, weight, transform, workload, settings, make_stopwatch=make_stopwatch,
                 flush=flush, clock_reader=clock_reader, progress=progress, team=team, capture=capture,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
@@ -135,6 +136,8 @@ def _admit(
         if samplers.is_user_function(name):  # it breaks its signature, on a head that has no transform
             raise
         return Contender(name, sampler, team.agree(_why(sampler, error)))
+    except SamplerRaised as error:
+        return Contender(name, sampler, _why(sampler, error))
     return Contender(
         name, sampler, team.agree("" if verdict.passed else f"failed its gate: {verdict.reason}")
     )
@@ -148,7 +151,7 @@ def _one_batch(
     workload: Workload,
     settings: Settings,
     *,
-    stopwatch: Stopwatch,
+    make_stopwatch: Callable[[], Stopwatch],
     flush: Callable[[], None] | None,
     clock_reader: ClockReader,
     progress: Progress,
@@ -174,19 +177,25 @@ def _one_batch(
                 notes[k] = _capture(sampler, eager, hidden, weight, capture, graphs, team)
                 if not notes[k]:
                     calls[k] = _replay(graphs[-1])
-        runners = [k for k, text in enumerate(notes) if not text]
-        progress.stage(f"B={batch}: timing")
-        timed = time_interleaved(
-            [calls[k] for k in runners],
-            stopwatch=stopwatch,
-            device=hidden.device,
-            warmup=settings.warmup,
-            iterations=settings.iterations * settings.runs,
-            flush=flush,
-            clock_reader=clock_reader,
-            tick=progress.tick,
-            team=team,
-        )
+        timed = None
+        while timed is None:
+            runners = [k for k, text in enumerate(notes) if not text]
+            progress.stage(f"B={batch}: timing")
+            try:
+                timed = time_interleaved(
+                    [calls[k] for k in runners],
+                    stopwatch=make_stopwatch(),
+                    device=hidden.device,
+                    warmup=settings.warmup,
+                    iterations=settings.iterations * settings.runs,
+                    flush=flush,
+                    clock_reader=clock_reader,
+                    tick=progress.tick,
+                    team=team,
+                )
+            except SamplerRaised as error:  # the others are timed again, interleaved without it
+                late = next(k for k in runners if contenders[k].sampler.name == error.sampler)
+                notes[late] = _why(contenders[late].sampler, error)
     finally:
         for graph in graphs:
             graph.free()
@@ -228,7 +237,7 @@ def _prepare(
         verdict = gate.check_shape(
             sampler, hidden, weight, temperature=settings.temperature, seed=settings.seed, transform=transform
         )
-    except (SamplerUnavailable, ShapeUnsupported) as error:
+    except (SamplerRaised, SamplerUnavailable, ShapeUnsupported) as error:
         return _why(sampler, error)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -262,7 +271,9 @@ def _replay(graph: Captured) -> Call:
     return lambda iteration: graph.replay()
 
 
-def _why(sampler: Sampler, error: SamplerUnavailable | ShapeUnsupported) -> str:
+def _why(sampler: Sampler, error: SamplerRaised | SamplerUnavailable | ShapeUnsupported) -> str:
+    if isinstance(error, SamplerRaised):
+        return f"unavailable: {error.message.removeprefix(f'{sampler.name} ')}"
     kind = "unavailable" if isinstance(error, SamplerUnavailable) else "unsupported"
     return f"{kind}: {str(error).removeprefix(f'{sampler.name}: ')}"
 

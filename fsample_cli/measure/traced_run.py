@@ -22,6 +22,7 @@ from fsample_cli.measure.session import loader
 from fsample_cli.measure.team import SOLO, Solo
 from fsample_cli.samplers.protocol import (
     Sampler,
+    SamplerRaised,
     SamplerUnavailable,
     ShapeUnsupported,
     Transform,
@@ -106,7 +107,7 @@ def _prepare(sampler: Sampler, hidden: Tensor, weight: Tensor, run: Run, ranges:
         with ranges.stage(PREPARE):
             sampler.prepare(hidden, weight, temperature=run.temperature)
             _synchronize(hidden)
-    except (SamplerUnavailable, ShapeUnsupported) as error:
+    except (SamplerRaised, SamplerUnavailable, ShapeUnsupported) as error:
         return str(error)
     return ""
 

@@ -1,11 +1,11 @@
-"""What every compared sampler looks like, and the two expected ways in which one cannot take part."""
+"""What every compared sampler looks like, and the expected ways in which one cannot take part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from fsample_cli.errors import MissingError, UsageError
+from fsample_cli.errors import InputError, MissingError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,3 +105,11 @@ class SamplerUnavailable(MissingError):
 
 class ShapeUnsupported(UsageError):
     """The sampler works here but not on this shape, dtype or temperature; other shapes may run."""
+
+
+class SamplerRaised(InputError, RuntimeError):
+    """A user's function raised. A capture of its call knows what is no error of ours as a RuntimeError."""
+
+    def __init__(self, sampler: str, message: str) -> None:
+        super().__init__(f"{sampler} {message}", "mend the function, or leave it out")
+        self.sampler = sampler

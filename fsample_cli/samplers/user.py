@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ from types import ModuleType
 from torch import Tensor
 
 from fsample_cli.errors import InputError, UsageError
-from fsample_cli.samplers.protocol import IDENTITY, ShapeUnsupported, Transform
+from fsample_cli.samplers.protocol import IDENTITY, SamplerRaised, ShapeUnsupported, Transform
 from fsample_cli.samplers.seeding import mix
 
 SIGNATURE = "def function(hidden, weight, temperature, seed) -> ids"
@@ -64,7 +65,11 @@ class User:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        ids = self._function(hidden, weight, temperature / self._transform.logit_scale, mix(seed, position))
+        scaled = temperature / self._transform.logit_scale
+        try:
+            ids = self._function(hidden, weight, scaled, mix(seed, position))
+        except Exception as error:  # of any kind: the function is none of ours, and others' results stay
+            raise SamplerRaised(self.name, _what(error)) from error
         if not isinstance(ids, Tensor):
             raise ShapeUnsupported(
                 f"{self.name}: must return a tensor of ids, got {type(ids).__name__}",
@@ -100,6 +105,14 @@ def _check_signature(name: str, function: Callable[..., Tensor]) -> None:
         ) from None
 
 
+def _what(error: Exception) -> str:
+    """What code of a user raised, its first line alone, and where: the first frame that is none of ours."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in f.filename]
+    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[:1])
+    return f"raised {type(error).__name__}" + (f": {text}" if text else "") + where
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"--sampler: no such file: {path}", hint="give an existing path/to/file.py:function")
@@ -107,7 +120,11 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # torch.compile and pickle look modules up by name
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        raise _not_imported(str(path), error) from error
     return module
 
 
@@ -118,9 +135,19 @@ def _load_module(source: str) -> ModuleType:
     try:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
-        if error.name is not None and source.split(".")[0] != error.name.split(".")[0]:
-            raise  # the user's module exists; something that it imports does not
+        if not f"{source}.".startswith(f"{error.name}."):
+            raise _not_imported(source, error) from error  # it exists; something that it imports does not
         raise UsageError(
             f"--sampler: no module {source!r} in the working directory or the environment",
             hint="give an importable module:function or path/to/file.py:function",
         ) from error
+    except Exception as error:
+        raise _not_imported(source, error) from error
+
+
+def _not_imported(source: str, error: Exception) -> UsageError:
+    missing = isinstance(error, ImportError)
+    return UsageError(
+        f"--sampler: {source} must be importable, it {_what(error)}",
+        hint="install what it imports" if missing else "mend it and run again",
+    )
