@@ -62,8 +62,13 @@ class LevelName(str, Enum):
 def verify(
     sampler: SamplerOption = None,
     level: Annotated[
-        LevelName, typer.Option("--level", help="How much is drawn: seconds, minutes, billions.")
-    ] = LevelName.quick,
+        LevelName | None,
+        typer.Option(
+            "--level",
+            help="How much is drawn: seconds, minutes, billions. Default: quick.",
+            show_default=False,
+        ),
+    ] = None,
     test: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,6 +127,17 @@ def verify(
     """
     if self_test and tp > 1:
         raise UsageError(f"--self-test runs on one rank, got --tp {tp}", "leave one of them out")
+    of_a_run = {
+        "--sampler": sampler, "--level": level, "--test": test, "--draws": draws, "--preset": preset,
+        "--vocab": vocab, "--hidden": hidden, "--checkpoint": checkpoint, "--states": states,
+    }  # fmt: skip
+    given = [name for name, value in of_a_run.items() if value is not None]
+    if self_test and given:
+        raise UsageError(
+            f"--self-test and {given[0]} exclude each other: each planted fault names its own",
+            f"leave out {given[0]}, or --self-test",
+        )
+    amount = level or LevelName.quick
     if not launch.runs_here(tp):
         raise typer.Exit(launch.supervise(tp))
     # Threads that spin at every barrier make thousands of small calls ten times slower on a busy machine
@@ -147,7 +163,7 @@ def verify(
     from fsample_cli.measure.team import team_of
 
     tests = battery.choose(test)
-    settings: dict[str, Json] = {"level": level.value, "alpha": alpha, "device": where, "seed": seed}
+    settings: dict[str, Json] = {"level": amount.value, "alpha": alpha, "device": where, "seed": seed}
     if self_test:
         with progress_bar(len(mutants.MUTANTS) + 1, quiet) as (stage, tick):
             results = session.run_self_test(where, workload.dtype, seed, alpha, stage, tick)
@@ -162,11 +178,11 @@ def verify(
         return
     workload = replace(workload, tp=tp)
     request = session.Request(
-        names, workload, batches, draws, temperature, alpha, level.value, tests, where, seed, tp
+        names, workload, batches, draws, temperature, alpha, amount.value, tests, where, seed, tp
     )
     with (
         team_of(launch.place(tp) if tp > 1 else None, where) as team,
-        progress_bar(len(names) * len(tests), quiet or team.rank > 0) as (stage, tick),
+        progress_bar(len(session.parts(names, tests)), quiet or team.rank > 0) as (stage, tick),
         interrupts.terminable() if tp == 1 else nullcontext(),
     ):
         done = session.run(request, stage, tick)

@@ -198,5 +198,21 @@ def untempered_logprob(*args: Tensor, temperature: float | Tensor = 1.0, **optio
     return right._replace(logprob=honest_library(*args, temperature=1.0, **options).logprob)
 
 
+def other_words(hidden: Tensor, weight: Tensor, **options: Any) -> SampleResult:
+    return fsample_kernels.sample(hidden, weight, noise="element", implementation="reference", **options)
+
+
+def shard_noise(
+    hidden: Tensor, weight: Tensor, *, mask: Tensor | None = None, **options: Any
+) -> SampleResult:
+    """As if every shard, which is what a mask leaves, started at id 0."""
+    if mask is None:
+        return honest_library(hidden, weight, **options)
+    allowed = forms.unpack(mask, weight.shape[0])[0]
+    first = int(allowed.int().argmax())
+    result = honest_library(hidden, weight.roll(-first, 0), mask=allowed.roll(-first), **options)
+    return result._replace(ids=result.ids + first)
+
+
 def noise_by_batch(hidden: Tensor, *args: Tensor, seed: int | Tensor = 0, **options: Any) -> SampleResult:
     return honest_library(hidden, *args, seed=seed + hidden.shape[0], **options)

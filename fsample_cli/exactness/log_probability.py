@@ -9,6 +9,7 @@ import torch
 
 from fsample_cli.exactness import forms, targets
 from fsample_cli.exactness.fit_rows import float64_logits
+from fsample_cli.exactness.fit_targets import normal_enough
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
 from fsample_cli.exactness.result import TestResult
@@ -40,7 +41,11 @@ def _entropy(subject: Subject, library: Library, plan: Plan) -> list[TestResult]
         sums += drawn.double().sum()
     total, draws = float(sums), calls * rows
     p = target.probabilities
-    deviation = float(np.sqrt(p @ (np.log(p) + target.entropy) ** 2))
+    centred = np.log(p) + target.entropy
+    deviation = float(np.sqrt(p @ centred**2))
+    skew, kurtosis = float(p @ centred**3) / deviation**3, float(p @ centred**4) / deviation**4 - 3
+    if not normal_enough(skew, kurtosis, draws):
+        return []
     return [case.mean("mean", total / draws, -target.entropy, deviation, draws, "nats")]
 
 

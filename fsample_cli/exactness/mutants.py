@@ -155,6 +155,8 @@ MUTANTS: tuple[Mutant, ...] = (
         _CONTROL,
         faults.noise_by_batch,
     ),
+    Mutant("other-words", "words of another algorithm", "pathwise", "quick", _CONTROL, faults.other_words),
+    Mutant("shard-noise", "noise by place in a shard", "ranks", "quick", _CONTROL, faults.shard_noise),
 )
 
 

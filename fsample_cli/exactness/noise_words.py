@@ -1,6 +1,7 @@
 """Test `noise`: no two draws share a random word, and the words are uniform bits.
 
-On the definition, not a kernel.
+Of the definition, `fsample_kernels.noise` on the CPU, and of no kernel: once a run, if any of our samplers is
+in it. That a kernel makes these words is what `pathwise` sees.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from fsample_kernels import noise
 TEST = "noise"
 ROWS, UNITS, POSITIONS, SAMPLES = 8, 128, 4, 4
 DOMAINS = (noise.ELEMENT, noise.GROUP, noise.ONLINE, noise.RANK)
+
+
+DEFINITION = "definition"  # stands where a sampler's name does
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:

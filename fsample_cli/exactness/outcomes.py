@@ -50,9 +50,13 @@ class Case:
         )
 
     def fit(self, what: str, fit: Fit, draws: int, note: str = "") -> TestResult:
-        """A chi-squared or G statistic. Draws of probability 0 break a rule, whatever the statistic says."""
-        sensitivity = Sensitivity("chi-squared", "total variation", draws, fit.dof)
+        """A chi-squared or G statistic; skipped where nothing could be tested. Draws of probability 0 break a
+        rule, whatever the statistic says.
+        """
         note = "; ".join(part for part in (fit.note, note) if part)
+        if fit.dof == 0 and not fit.forbidden:
+            return self._result(what, None, None, None, draws, skipped=True, note=note)
+        sensitivity = Sensitivity("chi-squared", "total variation", draws, fit.dof)
         return self._result(
             what, fit.statistic, fit.dof, fit.p_value, draws, sensitivity, bool(fit.forbidden), note=note
         )
@@ -89,9 +93,8 @@ class Case:
         """
         p_value = min(1.0, bound / seen) if seen else 1.0
         text = f"{seen} seen, {bound:.2g} expected" + (f"; {note}" if note else "")
-        return self._result(
-            what, float(seen), None, p_value, draws, Sensitivity("zero", effect, draws), note=text
-        )
+        sensitivity = Sensitivity("markov", effect, draws, scale=bound)
+        return self._result(what, float(seen), None, p_value, draws, sensitivity, note=text)
 
     def rule(self, what: str, broken: bool, draws: int, note: str = "", effect: str = "") -> TestResult:
         """A rule that a right sampler never breaks; no chance, no p-value.

@@ -89,6 +89,10 @@ def smallest_effect(sensitivity: Sensitivity, alpha: float, power: float) -> flo
         return smallest_total_variation(sensitivity.draws, sensitivity.dof, alpha, power)
     if sensitivity.law == "normal":
         return smallest_shift(sensitivity.scale, alpha, power)
+    if sensitivity.law == "markov":
+        _check(alpha, power)
+        events = max(1, math.ceil(sensitivity.scale / alpha))  # the fewest of which bound / seen <= alpha
+        return float(special.gammaincinv(events, power)) / sensitivity.draws
     return smallest_excess(sensitivity.draws, sensitivity.scale, alpha, power)
 
 

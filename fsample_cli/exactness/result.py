@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 Verdict = Literal["pass", "fail", "skipped"]
-Law = Literal["chi-squared", "normal", "poisson", "zero"]
+Law = Literal["chi-squared", "normal", "poisson", "markov", "zero"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Sensitivity:
     """How the smallest visible effect follows from a level and a power (`power.smallest_effect`).
 
     `scale` by law. chi-squared: unused. normal: standard error of the quantity named in `effect`. poisson:
-    the mass under test, so that `draws * scale` events are expected. zero: unused, nothing is expected.
+    the mass under test, so that `draws * scale` events are expected. markov: the events expected at most.
+    zero: unused, nothing is expected.
     """
 
     law: Law

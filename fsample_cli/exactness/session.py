@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsample_cli import samplers
 from fsample_cli.errors import MissingError
-from fsample_cli.exactness import battery, fit_rows, self_test
+from fsample_cli.exactness import battery, fit_rows, noise_words, self_test
 from fsample_cli.exactness.loading import Loader, is_compiled
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Level, Plan, for_online, make_plan
@@ -116,7 +116,7 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
     found: list[TestResult] = []
     loaded: dict[str, Sampler] = {}
     stopped = next_up = ""
-    for name, test in product(request.names, request.tests):
+    for name, test in parts(request.names, request.tests):
         stage(f"{name}: {test}")
         start = time.perf_counter()
         try:
@@ -141,6 +141,17 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
     return Verified(rows, draws, seconds, outside, stopped, next_up)
 
 
+def parts(names: Sequence[str], tests: Sequence[str]) -> list[tuple[str, str]]:
+    """(sampler, test) in the order of a run. What is tested of a definition that ours share is one part."""
+    ours = [name for name in names if name.partition(":")[0] == "fused"]
+    found = [
+        (name, test) for name, test in product(names, tests) if test != noise_words.TEST or name not in ours
+    ]
+    if ours and noise_words.TEST in tests:
+        found.append((noise_words.DEFINITION, noise_words.TEST))
+    return found
+
+
 def _one_test(
     name: str,
     test: str,
@@ -153,6 +164,8 @@ def _one_test(
 ) -> tuple[list[TestResult], Sampler | None]:
     """Results of one test of one sampler, and the sampler, where it could run."""
     case = Case(test, Subject(name, _never), "")
+    if name == noise_words.DEFINITION:
+        return noise_words.run(case.subject, kernels), None
     try:
         if test == fit_rows.TEST:
             sampler, subject = loader.load(name, head.transform)

@@ -7,18 +7,28 @@ from collections.abc import Iterable, Sequence
 from fsample_cli.reporters.columns import sampler
 from fsample_cli.results import VerifyResult
 
+DEFINITION = "definition"  # `exactness.noise_words`, which reporters do not import
+
 WORDS = {"pass": "pass", "fail": "**fail**", "skipped": "–"}
 ORDER = ("skipped", "pass", "fail")
 
 
 def verify_matrix(results: Sequence[VerifyResult]) -> list[list[str]]:
-    """Rows of cells, the heading first: one row per sampler, a cell the worst verdict of a test."""
+    """Rows of cells, the heading first: one row per sampler, a cell the worst verdict of a test.
+
+    What is tested of the definition that samplers share has a row of its own, and is not applicable to them.
+    """
     tests = list(dict.fromkeys(result.test for result in results))
     names = list(dict.fromkeys(sampler(result) for result in results))
     rows = [["sampler", *tests]]
+    shared = {result.test for result in results if result.sampler == DEFINITION}
     for name in names:
-        mine = [result for result in results if sampler(result) == name]
-        rows.append([name, *(_cell(result for result in mine if result.test == test) for test in tests)])
+        cells = []
+        for test in tests:
+            mine = _cell(result for result in results if sampler(result) == name and result.test == test)
+            other = (name == DEFINITION) != (test in shared)
+            cells.append(mine or (WORDS["skipped"] if other else ""))
+        rows.append([name, *cells])
     return rows
 
 

@@ -13,10 +13,21 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fsample_cli.exactness import battery, fit_targets, independence, power, tails, targets
+from fsample_cli.exactness import (
+    battery,
+    fit_rows,
+    fit_targets,
+    independence,
+    power,
+    session,
+    tails,
+    targets,
+)
 from fsample_cli.exactness.battery import TESTS, judge, run_check
+from fsample_cli.exactness.goodness_of_fit import chi_squared
+from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import LEVELS, SIZES, Level, Plan, for_online, make_plan
-from fsample_cli.exactness.result import Sensitivity, TestResult, timed
+from fsample_cli.exactness.result import Law, Sensitivity, TestResult, timed
 from fsample_cli.exactness.subject import Subject
 from tests.cli.perfect import Perfect
 
@@ -119,14 +130,58 @@ def test_one_id_out_of_range_is_a_failure_that_names_it(wrong: int) -> None:
 
 
 def test_holm_judges_over_everything_and_rules_need_no_p_value() -> None:
-    def result(p: float | None, broken: bool = False) -> TestResult:
-        seen = Sensitivity("chi-squared", "total variation", 1000, 9)
+    def result(p: float | None, broken: bool = False, law: Law = "normal") -> TestResult:
+        seen = Sensitivity(law, "total variation", 1000, 9, scale=0.1)
         return TestResult("t", "c", "s", 1.0, 9, p, 1000, 0.0, seen, broken)
 
     judged = judge([result(0.004), result(0.5), result(0.9), result(None), result(None, True)], 0.01)
     assert [r.verdict for r in judged] == ["pass", "pass", "pass", "pass", "fail"]  # 3 x 0.004 > 0.01
     assert judged[0].adjusted_p == pytest.approx(0.012) and judged[3].adjusted_p is None
     assert [r.verdict for r in judge([result(0.003), result(0.5), result(0.9)], 0.01)][0] == "fail"
+    heavy = judge([result(0.003, law="chi-squared"), result(0.5), result(0.9)], 0.01)[0]
+    assert heavy.verdict == "pass" and heavy.adjusted_p == pytest.approx(battery.CHI_SQUARED_TAIL * 0.009)
+    assert heavy.sensitivity is not None
+    assert heavy.smallest_at_80 == power.smallest_effect(heavy.sensitivity, 0.01 / 3 / 2.5, 0.8)
+
+
+def test_where_nothing_can_be_tested_is_no_pass() -> None:
+    """One cell: no p-value that would make the others' larger, nor a line that says pass."""
+    case = Case("t", Subject("s", Perfect(0).draw), "c")
+    one_cell = case.fit("", chi_squared([7], [1.0]), 7)
+    assert one_cell.skipped and one_cell.p_value is None and "nothing to test" in one_cell.note
+    assert [r.verdict for r in judge([one_cell], 0.01)] == ["skipped"]
+    forbidden = case.fit("", chi_squared([7, 1], [1.0, 0.0]), 8)
+    assert [r.verdict for r in judge([forbidden], 0.01)] == ["fail"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_greedy_row_may_take_what_rounding_puts_first_and_nothing_else(dtype: torch.dtype) -> None:
+    """Ids 3 and 9 are best but for the rounding of the dtype, id 5 is a hundredth below."""
+    weight = torch.zeros(16, 4, dtype=dtype)
+    weight[[3, 5, 9], 0] = torch.tensor([8.0, 7.9, 8.0], dtype=dtype)
+    states = torch.ones(1, 4, dtype=dtype)
+    logits = fit_rows.float64_logits(states, weight)
+    logits[0, 9] -= torch.finfo(dtype).eps * 4
+
+    def verdict(id: int) -> bool:
+        def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+            return torch.full((len(hidden),), id)
+
+        [result] = fit_rows.run(
+            Subject("s", draw), states, weight, logits, batch=4, draws=8, temperature=0.0, seed=0
+        )
+        return not result.broken
+
+    assert verdict(3) and verdict(9) and not verdict(5) and not verdict(0)
+
+
+def test_the_definition_that_our_samplers_share_is_tested_once() -> None:
+    found = session.parts(("fused:grouped", "fi1", "fused:element"), ("rows", "noise"))
+    assert found == [
+        ("fused:grouped", "rows"), ("fi1", "rows"), ("fi1", "noise"), ("fused:element", "rows"),
+        ("definition", "noise"),
+    ]  # fmt: skip
+    assert session.parts(("fused",), ("rows",)) == [("fused", "rows")]
 
 
 def test_the_seconds_of_a_test_sum_to_its_time_in_whatever_order_it_lists_its_results() -> None:

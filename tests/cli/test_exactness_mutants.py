@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +157,14 @@ def test_invariance_sees_samples_that_are_no_draws_of_a_call() -> None:
     plan = make_plan("quick", "cpu", torch.float32, 1, 0.01)
     judged = battery.judge(invariance.run(subject("grouped", flat_after_one), plan), 0.01)
     assert "4 samples a call, skewed V=512" in {r.case for r in judged if r.verdict == "fail"}
+
+
+def test_the_reference_is_not_compared_with_itself() -> None:
+    plan = make_plan("quick", "cpu", torch.float32, 1, 0.01)
+    found = invariance.run(
+        dataclasses.replace(subject("grouped", ours("grouped")), reference=ours("grouped")), plan
+    )
+    assert [r.case for r in found if r.skipped] == ["implementation and reference"]
 
 
 def test_pathwise_sees_noise_of_another_algorithm() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fsample_cli.exactness import laws, power
+from fsample_cli.exactness import fit_targets, laws, power
 from fsample_cli.exactness.goodness_of_fit import chi_squared, g_test, pool, softmax64
 from fsample_cli.exactness.holm import holm
 from fsample_cli.exactness.result import Sensitivity
@@ -200,6 +200,22 @@ def test_smallest_effects_shrink_with_draws_and_grow_with_power() -> None:
     assert power.smallest_effect(Sensitivity("chi-squared", "", 100, 0), 0.01, 0.8) is None
     nothing_expected = power.smallest_effect(Sensitivity("zero", "mass", 1000), 0.01, 0.8)
     assert nothing_expected == pytest.approx(-math.log(0.2) / 1000)
+    # Markov's bound: with 3.4e-5 events expected one has p = 3.4e-5, two have half of it
+    one, two = (
+        power.smallest_effect(Sensitivity("markov", "mass", 1000, scale=3.4e-5), alpha, 0.8)
+        for alpha in (4e-5, 2e-5)
+    )
+    assert one == nothing_expected
+    assert two == pytest.approx(float(stats.gamma.ppf(0.8, 2)) / 1000)
+
+
+def test_means_that_are_not_normal_enough_are_left_out_either_way() -> None:
+    """A fair coin's mean has thin tails, and its p-values are off as much as those of heavy ones."""
+    assert fit_targets.normal_enough(0.0, -2.0, 400) and not fit_targets.normal_enough(0.0, -2.0, 399)
+    assert not fit_targets.normal_enough(0.0, 2.0, 399) and not fit_targets.normal_enough(1.0, 0.0, 999)
+
+
+def test_powers_outside_their_range_are_refused() -> None:
     for alpha, strength in ((0.0, 0.8), (0.01, 1.0)):
         with pytest.raises(ValueError, match="strictly between"):
             power.smallest_shift(1.0, alpha, strength)
