@@ -6,8 +6,24 @@ from typing import Annotated
 
 import typer
 
+from fsample_cli.errors import UsageError
+
+TIMERS = ("auto", "cupti", "events", "wall")
+
+
+def _check_timer(name: str) -> str:
+    if name not in TIMERS:
+        raise UsageError(f"--timer must be one of {', '.join(TIMERS)}, got {name!r}", "try --timer auto")
+    return name
+
+
 TimerOption = Annotated[
-    str, typer.Option("--timer", help="auto, cupti, events or wall; auto prefers cupti on a GPU.")
+    str,
+    typer.Option(
+        "--timer",
+        help="auto, cupti, events or wall; auto prefers cupti on a GPU.",
+        callback=_check_timer,
+    ),
 ]
 WarmupOption = Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls of each sampler first.")]
 IterationsOption = Annotated[

@@ -53,6 +53,14 @@ DEFAULT_SAMPLERS = ("fused", "gemm", "multinomial-eager", "fi2")
 TP_DEFAULT_SAMPLERS = DEFAULT_SAMPLERS[:-1]  # all ranks would wait for FlashInfer's build, twice with nsys
 
 
+def _check_folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise UsageError(
+            f"--nsys-libraries must be a folder, got {path}", "unpack libdw1 and what it needs there"
+        )
+    return path
+
+
 def trace(
     batch: BatchOption = "64",
     sampler: SamplerOption = None,
@@ -70,7 +78,10 @@ def trace(
     nsys_libraries: Annotated[
         Path | None,
         typer.Option(
-            "--nsys-libraries", help="Folder with libdw.so.1 for QdstrmImporter.", show_default=False
+            "--nsys-libraries",
+            help="Folder with libdw.so.1 for QdstrmImporter.",
+            callback=_check_folder,
+            show_default=False,
         ),
     ] = None,
     preset: PresetOption = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fsample_cli.errors import InputError, MissingError
+from fsample_cli.errors import InputError, MissingError, UsageError
 from fsample_cli.options import (
     BatchOption,
     DType,
@@ -69,6 +69,16 @@ def tune(
     """
     check_file(emit_table, force, "--emit-table")
     if from_record is not None:
+        measured = {
+            "--preset": preset, "--vocab": vocab, "--hidden": hidden, "--format": format, "--output": output
+        }  # fmt: skip
+        clash = [name for name, value in measured.items() if value is not None]
+        if clash:
+            raise UsageError(
+                f"--from and {clash[0]} exclude each other: nothing is measured, only the table is written",
+                f"leave out {clash[0]}; --emit-table FILE names the table",
+            )
+
         from fsample_cli.measure import tuning
 
         note(f"{tuning.write(_read(from_record), emit_table)} entries in {emit_table}", quiet)

@@ -31,6 +31,12 @@ def test_the_default_on_a_cpu_is_not_to_measure(fsample: Fsample) -> None:
     assert max(map(len, done.out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("asked", [("--no-measure",), ("--tp", 2), ("--measure", "--device", "cpu")])
+def test_a_timer_that_is_none_is_refused_measured_or_not(fsample: Fsample, asked: tuple[object, ...]) -> None:
+    done = fsample("io-model", *asked, "--timer", "bogus")
+    assert done.code == 2 and "--timer must be one of auto, cupti, events, wall, got 'bogus'" in done.error
+
+
 def test_ranks_receive_words_or_logits(fsample: Fsample) -> None:
     done = fsample(
         "io-model", "--preset", "llama3-70b", "--tp", 6, "--batch", "16,256", "--format", "json"

@@ -125,7 +125,6 @@ def test_a_retraced_frame_counts_as_a_compilation() -> None:
         ("cupti", "cpu", UsageError),
         ("events", "cpu", UsageError),
         ("wall", "cuda", UsageError),
-        ("stopwatch", "cpu", UsageError),
     ],
 )
 def test_a_timer_that_does_not_fit_is_refused(timer: str, device: str, error: type[FsampleError]) -> None:

@@ -120,6 +120,8 @@ def test_the_record_and_the_trace_are_two_files(fsample: Fsample, tmp_path: Path
 
 
 def test_nsys_without_a_gpu_is_refused_and_the_bare_flag_parses(fsample: Fsample, tmp_path: Path) -> None:
+    done = fsample("trace", *TINY, "--nsys-libraries", tmp_path / "none", "--chrome", tmp_path / "out.json")
+    assert done.code == 2 and f"--nsys-libraries must be a folder, got {tmp_path / 'none'}" in done.error
     done = fsample("trace", *TINY, "--nsys", "--chrome", tmp_path / "out.json")
     assert done.code == 2 and "--nsys needs a GPU" in done.error
 

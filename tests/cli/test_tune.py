@@ -78,6 +78,10 @@ def test_the_fastest_is_written_unless_the_built_in_one_is_as_fast(
     written = json.loads(table.read_text())
     assert written["entries"][1]["built_in_us"] == 100.0 and written["measured"]["commit"]
     assert fsample("tune", "--from", saved, "--emit-table", table).code == 2  # it is there already
+    for option, value in (("--output", tmp_path / "out.json"), ("--preset", "gpt2"), ("--format", "json")):
+        done = fsample("tune", "--from", saved, "--emit-table", tmp_path / "new.json", option, value)
+        assert done.code == 2 and f"--from and {option} exclude each other" in done.error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "table.json"]
     assert fsample("tune", "--from", saved, "--emit-table", table, "--force", "-q").code == 0
 
 
