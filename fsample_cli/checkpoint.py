@@ -206,7 +206,7 @@ def _header(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is named by the checkpoint but is not there", "fetch it again") from None
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{file} is not a safetensors file: {error}", "fetch it again; a Git LFS pointer is not the file"
         ) from None
@@ -230,7 +230,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is not JSON: {error}", "fetch it again") from None
     if not isinstance(data, dict):
         raise InputError(f"{file} must hold one JSON object, got {type(data).__name__}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import reprlib
+import sys
 from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -24,7 +24,7 @@ def build(kind: Callable[..., T], data: object, where: str) -> T:
     """
     if not isinstance(data, dict):
         raise InputError(f"{where} must be an object, got {type(data).__name__}")
-    wanted, required = _fields(kind)
+    wanted, required, positive = _fields(kind)
     for name in data:
         if name not in wanted:
             raise InputError(f"{where} has a field that this version of fsample does not know: {name!r}")
@@ -37,17 +37,24 @@ def build(kind: Callable[..., T], data: object, where: str) -> T:
                 f"{where}: {name} must be {words(wanted[name])}, got {reprlib.repr(value)}",
                 "correct the file, or record it again",
             )
+        numbers = value if isinstance(value, list) else [value]
+        if name in positive and any(number is not None and number <= 0 for number in numbers):
+            raise InputError(
+                f"{where}: {name} must be above 0, got {reprlib.repr(value)}",
+                "correct the file, or record it again",
+            )
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
 
 
 @functools.cache
-def _fields(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Field -> annotation, and the fields without a default."""
+def _fields(kind: Any) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """Field -> annotation, the fields without a default, and those whose numbers must be above 0."""
     hints = get_type_hints(kind)
     fields = dataclasses.fields(kind)
     missing = dataclasses.MISSING
     required = (f.name for f in fields if f.default is missing and f.default_factory is missing)
-    return {f.name: hints[f.name] for f in fields}, tuple(required)
+    positive = (f.name for f in fields if f.metadata.get("above_0"))
+    return {f.name: hints[f.name] for f in fields}, tuple(required), tuple(positive)
 
 
 def fits(value: object, wanted: Any) -> bool:
@@ -57,7 +64,8 @@ def fits(value: object, wanted: Any) -> bool:
     if get_origin(wanted) is tuple:
         return isinstance(value, list) and all(fits(item, get_args(wanted)[0]) for item in value)
     if wanted is float:
-        return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+        # false of NaN, of inf, and of an integer that no float holds
+        return (type(value) is int or isinstance(value, float)) and abs(value) <= sys.float_info.max
     return type(value) is wanted
 
 

@@ -1,12 +1,12 @@
 """What records hold, as frozen dataclasses: the machine, and one row for each thing measured or found.
 
 Units are in the field names. A field is what `fields.build` can check: text, a number, true or false, null,
-or a tuple of them.
+or a tuple of them; numbers with `above_0` are divided by.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ class BenchResult:
     batch: int
     timer: str
     iterations: int
-    samples_us: tuple[float, ...]  # every timed iteration, in order; nothing is dropped
-    median_us: float | None
+    samples_us: tuple[float, ...] = field(
+        metadata={"above_0": True}
+    )  # every timed iteration, in order; nothing is dropped
+    median_us: float | None = field(metadata={"above_0": True})
     p10_us: float | None
     p90_us: float | None
     bytes: int | None

@@ -189,7 +189,7 @@ def _read(path: Path) -> Record:
         raise InputError(
             f"record {path} cannot be read: {error.strerror}", "give a file of bench --format json"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"record {path} is not JSON: {error}", "give a file of bench --format json"
         ) from None

@@ -112,5 +112,5 @@ def _read(file: Path) -> Record:
         return Record.from_dict(json.loads(file.read_text(encoding="utf-8")), f"record {file}")
     except OSError as error:
         raise InputError(f"--from {file} cannot be read: {error.strerror}", "give a record of tune") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--from {file} is not JSON: {error}", "give a record of tune") from None

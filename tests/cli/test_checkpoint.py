@@ -157,6 +157,7 @@ def test_unusable_files(tmp_path: Path) -> None:
     for config in (
         "[]",
         "{",
+        "[" * 100_000,
         '{"logit_scale": "high"}',
         '{"logits_scaling": 0}',
         '{"final_logit_softcapping": NaN}',

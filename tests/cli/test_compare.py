@@ -191,7 +191,10 @@ def test_bad_files(tmp_path: Path, fsample: Fsample) -> None:
     good = save(tmp_path / "good.json", record(row("fused", 1, noisy(1))))
     other = save(tmp_path / "other.json", record(row("fused", 2, noisy(1))))
     presets = save(tmp_path / "presets.json", Record("presets", "", None, None, ()))
-    texts = {"empty": "", "text": "hello", "list": "[]", "binary": "\x00", "schema": '{"schema": 7}'}
+    texts = {
+        "empty": "", "text": "hello", "list": "[]", "binary": "\x00", "schema": '{"schema": 7}',
+        "deep": "[" * 100_000,
+    }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     for path in [tmp_path / "none", tmp_path, presets, *(tmp_path / name for name in texts)]:
@@ -200,6 +203,18 @@ def test_bad_files(tmp_path: Path, fsample: Fsample) -> None:
     done = fsample("compare", good, other)
     assert done.code == 2 and "share no timed sampler" in done.error
     assert fsample("compare", good).code == 2
+
+
+@pytest.mark.parametrize("sample", [0, 0.0, -1.5, 10**400])
+def test_times_that_are_none_are_refused(tmp_path: Path, fsample: Fsample, sample: float) -> None:
+    good = save(tmp_path / "good.json", record(row("fused", 1, noisy(1))))
+    for count in (10, 30):  # order statistics, bootstrap
+        data = json.loads(good.read_text())
+        data["results"][0]["samples_us"] = [sample] * count
+        (tmp_path / "bad.json").write_text(json.dumps(data))
+        for pair in ((tmp_path / "bad.json", good), (good, tmp_path / "bad.json")):
+            done = fsample("compare", *pair)
+            assert done.code == 2 and "bad.json: results[0]: samples_us must be" in done.error, done
 
 
 def test_the_seed_is_said_to_be_of_the_bootstrap_alone(fsample: Fsample) -> None:

@@ -150,6 +150,8 @@ def test_wrong_records_are_named(change: dict[str, Any], words: str) -> None:
         ("median_us", "x", "a finite number or null"),
         ("median_us", True, "a finite number or null"),
         ("median_us", math.nan, "a finite number or null"),
+        ("median_us", 0, "above 0"),
+        ("samples_us", [1.0, -2.0], "above 0"),
         ("batch", 4.0, "an integer"),
         ("batch", None, "an integer"),
         ("sampler", 7, "text"),

@@ -107,7 +107,15 @@ def test_a_tampered_record_makes_no_table_and_a_failed_write_leaves_the_old_one(
     saved.write_text(render(replace(measured, settings=settings), "json"), encoding="utf-8")
     done = fsample("tune", "--from", saved, "--emit-table", table)
     assert done.code == 2 and "a choice and a config of 'b', got []" in done.error and not table.exists()
-    saved.write_text(render(measured, "json"), encoding="utf-8")
+    whole = render(measured, "json")
+    for text, words in (
+        ("[" * 100_000, "is not JSON"),
+        (whole.replace('"median_us": 90.0', '"median_us": -90.0'), "median_us must be above 0, got -90.0"),
+    ):
+        saved.write_text(text, encoding="utf-8")
+        done = fsample("tune", "--from", saved, "--emit-table", table)
+        assert done.code == 2 and words in done.error and not table.exists()
+    saved.write_text(whole, encoding="utf-8")
     table.write_text("old")
 
     def full(*_: object) -> None:
