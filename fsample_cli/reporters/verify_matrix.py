@@ -16,10 +16,10 @@ ORDER = ("skipped", "pass", "fail")
 def verify_matrix(results: Sequence[VerifyResult]) -> list[list[str]]:
     """Rows of cells, the heading first: one row per sampler, a cell the worst verdict of a test.
 
-    What is tested of the definition that samplers share has a row of its own, and is not applicable to them.
+    What is tested of the definition that samplers share has a row of its own, the last.
     """
     tests = list(dict.fromkeys(result.test for result in results))
-    names = list(dict.fromkeys(sampler(result) for result in results))
+    names = sorted(dict.fromkeys(sampler(result) for result in results), key=lambda name: name == DEFINITION)
     rows = [["sampler", *tests]]
     shared = {result.test for result in results if result.sampler == DEFINITION}
     for name in names:

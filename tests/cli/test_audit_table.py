@@ -36,12 +36,13 @@ def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType,
     text = tables.audit(records, "h200", "verify-all", page=tmp_path / "README.md")
     lines = text.splitlines()
     assert lines[0] == "| sampler | rows | tails | range | noise |"
-    assert lines[2:7] == [
-        "| fused:grouped | pass | pass | pass | pass |",
-        "| fused:element:exact | pass | pass | pass | pass |",
+    assert lines[2:8] == [
+        "| fused:grouped | pass | pass | pass | – |",
+        "| fused:element:exact | pass | pass | pass | – |",
         "| multinomial-eager | pass | pass | pass | – |",
         "| fi2 | – | – | – | – |",
         "| tests.cli.perfect:past_the_end | **fail** | **fail** | **fail** | – |",
+        "| definition | – | – | – | pass |",
     ]
     failures = [line for line in lines if line.startswith("- ")]
     assert len(failures) == 3 and "tests.cli.perfect:past_the_end, range" in failures[-1]
