@@ -97,6 +97,7 @@ def states_shape(path: Path) -> tuple[int, int]:
 
 def load_states(path: Path, dtype: str, device: str) -> Tensor:
     """Hidden states [N, D] in `dtype` on `device`. Raises InputError, also for values that are not finite."""
+    import numpy
     import torch
 
     states_shape(path)
@@ -104,7 +105,8 @@ def load_states(path: Path, dtype: str, device: str) -> Tensor:
         array = _open_npy(path)
         if array.dtype.kind != "f":
             raise InputError(f"--states must hold floating numbers, got {array.dtype} in {path}")
-        tensor = torch.from_numpy(array.astype("float32")).to(device, _torch_dtype(dtype))
+        with numpy.errstate(over="ignore"):  # past fp32 it is inf, which is refused below
+            tensor = torch.from_numpy(array.astype("float32")).to(device, _torch_dtype(dtype))
     else:
         tensor = _load(path, _states_entry(path)[0], dtype, device)
     if not bool(torch.isfinite(tensor).all()):

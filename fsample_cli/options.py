@@ -109,8 +109,13 @@ def _check_temperature(value: float) -> float:
 
 
 def _check_seed(value: int) -> int:
+    return check_word("--seed", value)
+
+
+def check_word(option: str, value: int) -> int:
+    """The value of an option that is a seed. Raises UsageError."""
     if not 0 <= value < MAX_SEED:
-        raise UsageError(f"--seed must lie in 0..2^64-1, got {value}", "try --seed 0")
+        raise UsageError(f"{option} must lie in 0..2^64-1, got {value}", f"try {option} 0")
     return value
 
 

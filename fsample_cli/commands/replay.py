@@ -27,6 +27,7 @@ from fsample_cli.options import (
     TemperatureOption,
     VocabOption,
     check_output,
+    check_word,
     command_line,
 )
 from fsample_cli.records import Json, Record
@@ -42,6 +43,18 @@ class NoiseName(str, Enum):
     grouped = "grouped"
     element = "element"
     online = "online"
+
+
+def _check_input_seed(value: int | None) -> int | None:
+    return value if value is None else check_word("--input-seed", value)
+
+
+def _check_token(token: int | None, vocab: int) -> None:
+    if token is not None and not -1 <= token < vocab:
+        raise UsageError(
+            f"--token must lie in 0..{vocab - 1}, or be -1 for none, got {token}",
+            "give the head or the logits that it was drawn from",
+        )
 
 
 def replay(
@@ -85,7 +98,10 @@ def replay(
     input_seed: Annotated[
         int | None,
         typer.Option(
-            "--input-seed", min=0, help="Seed of random inputs. Default: --seed.", show_default=False
+            "--input-seed",
+            help="Seed of random inputs. Default: --seed.",
+            callback=_check_input_seed,
+            show_default=False,
         ),
     ] = None,
     format: FormatOption = None,
@@ -100,7 +116,8 @@ def replay(
     may take of a margin. Units: score and group in powers of 2, logit the same after the temperature, member
     and block as shares of the mass.
 
-    With --token the exit code is 0 when that id is the one or its margin lies within the budget, else 1.
+    With --token, an id of the vocabulary or -1 for none, the exit code is 0 when it is the one or its margin
+    lies within the budget, else 1.
     """
     del quiet  # accepted as everywhere; there is nothing to silence
     target = check_output(format, output, force)
@@ -129,8 +146,11 @@ def replay(
     draw = replayed.Draw(seed, position, row, sample, temperature, noise.value, per_row_seed)
     if workload is None:
         assert logits is not None
-        result = replayed.replay_logits(draw, replayed.load_logits(logits, row), token)
+        values = replayed.load_logits(logits, row)  # [V]
+        _check_token(token, len(values))
+        result = replayed.replay_logits(draw, values, token)
     else:
+        _check_token(token, workload.vocab)
         state, weight = replayed.make_row(
             workload, where, seed if input_seed is None else input_seed, row, batch
         )

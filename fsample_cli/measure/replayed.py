@@ -156,7 +156,8 @@ def _floats(path: Path) -> Any:
     if not isinstance(array, numpy.ndarray) or array.dtype.kind != "f":
         raise InputError(f"--logits must hold floating numbers, got {getattr(array, 'dtype', type(array))}")
     narrow = array.dtype.itemsize <= 4
-    return array.astype(array.dtype.newbyteorder("=") if narrow else numpy.float32)
+    with numpy.errstate(over="ignore"):  # past fp32 it is inf, and the row has no token
+        return array.astype(array.dtype.newbyteorder("=") if narrow else numpy.float32)
 
 
 def _only_tensor(path: Path) -> Tensor:

@@ -191,18 +191,21 @@ def test_states(tmp_path: Path) -> None:
         assert torch.equal(checkpoint.load_states(tmp_path / name, "fp32", "cpu"), states)
 
 
+@pytest.mark.filterwarnings("error")
 def test_unusable_states(tmp_path: Path) -> None:
     np.save(tmp_path / "flat.npy", np.ones(4))
     np.save(tmp_path / "none.npy", np.ones((0, 4)))
     np.save(tmp_path / "ids.npy", np.ones((2, 4), np.int64))
     np.save(tmp_path / "nan.npy", np.array([[1.0, np.nan]]))
     np.save(tmp_path / "big.npy", np.array([[1.0, 1e6]]))
+    np.save(tmp_path / "double.npy", np.array([[1.0, 1e300]]))
     np.save(tmp_path / "objects.npy", np.array([[None]], dtype=object), allow_pickle=True)
     (tmp_path / "text.npy").write_text("hello")
     save_file({"a": torch.ones(2, 4), "b": torch.ones(2, 4)}, tmp_path / "two.safetensors")
     cases = {
         "flat.npy": r"\[N, D\]", "none.npy": r"\[N, D\]", "ids.npy": "floating numbers, got int64",
-        "nan.npy": "finite numbers", "big.npy": "finite numbers in fp16", "objects.npy": "not a .npy file",
+        "nan.npy": "finite numbers", "big.npy": "finite numbers in fp16",
+        "double.npy": "finite numbers", "objects.npy": "not a .npy file",
         "text.npy": "not a .npy file",
         "two.safetensors": "a tensor hidden_states or one tensor", "gone.npy": "does not exist",
     }  # fmt: skip

@@ -121,9 +121,20 @@ def test_rows_without_a_token_and_tokens_out_of_range(fsample: Fsample, tmp_path
     assert one(fsample, *file, "--row", 1, "--token", -1).note == "no allowed token"
     assert "NaN" in one(fsample, *file, "--row", 2, "--token", -1).note
     assert one(fsample, *file, "--row", 2, "--token", 3, code=1).verdict == "wrong"
-    for outside in (-1, 40, 127, 10**12):
-        found = one(fsample, *file, "--token", outside, code=1)
-        assert found.verdict == "wrong" and found.given_margin is None
+    found = one(fsample, *file, "--token", -1, code=1)
+    assert found.verdict == "wrong" and found.given_margin is None
+    for outside in (-5, 40, 127, 10**12):
+        done = fsample("replay", *file, "--token", outside)
+        assert done.code == 2 and f"--token must lie in 0..39, or be -1 for none, got {outside}" in done.error
+    done = fsample("replay", "--vocab", 300, "--token", 300)
+    assert done.code == 2 and "--token must lie in 0..299" in done.error
+
+
+def test_a_logit_past_fp32_is_infinite_and_says_nothing_on_stderr(shell: Fsample, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "row.npy", numpy.array([0.0, 1e300]))
+    done = shell("replay", "--logits", tmp_path / "row.npy", "--format", "json")
+    assert done.code == 0 and done.err == ""
+    assert "inf among the logits" in json.loads(done.out)["results"][0]["note"]
 
 
 def test_every_format_and_no_wide_table(fsample: Fsample) -> None:
@@ -155,6 +166,8 @@ def test_errors(fsample: Fsample, tmp_path: Path, logits: tuple[Path, torch.Tens
         (("--row", 10**6), "--row of a random batch"),
         (("--temperature", "nan"), "--temperature must be"),
         (("--seed", 2**64), "--seed must lie"),
+        (("--input-seed", 2**64), "--input-seed must lie in 0..2^64-1"),
+        (("--input-seed", -1), "--input-seed must lie in 0..2^64-1"),
         (("--position", 2**32), "--position"),
         (("--noise", "gumbel"), "--noise"),
     ):
