@@ -23,6 +23,7 @@ EMBEDDINGS = (
     "embeddings.weight",
 )
 DTYPE_NAMES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+SAVE_STATES = "save the states a row a token, in fp32 or fp16"
 STATES = ("hidden_states", "states", "hidden")
 
 
@@ -88,7 +89,8 @@ def states_shape(path: Path) -> tuple[int, int]:
         shape = _open_npy(path).shape
         if len(shape) != 2 or 0 in shape:
             raise InputError(
-                f"--states must hold one array [N, D] with N and D above 0, got {list(shape)} in {path}"
+                f"--states must hold one array [N, D] with N and D above 0, got {list(shape)} in {path}",
+                SAVE_STATES,
             )
         return int(shape[0]), int(shape[1])
     name, entry = _states_entry(path)
@@ -104,7 +106,7 @@ def load_states(path: Path, dtype: str, device: str) -> Tensor:
     if path.suffix == ".npy":
         array = _open_npy(path)
         if array.dtype.kind != "f":
-            raise InputError(f"--states must hold floating numbers, got {array.dtype} in {path}")
+            raise InputError(f"--states must hold floating numbers, got {array.dtype} in {path}", SAVE_STATES)
         with numpy.errstate(over="ignore"):  # past fp32 it is inf, which is refused below
             tensor = torch.from_numpy(array.astype("float32")).to(device, _torch_dtype(dtype))
     else:
@@ -207,7 +209,7 @@ def _header(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{file} is named by the checkpoint but is not there", "fetch it again") from None
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+        raise InputError(f"{file} cannot be read: {error.strerror}", "give a file that can be") from None
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{file} is not a safetensors file: {error}", "fetch it again; a Git LFS pointer is not the file"
@@ -218,7 +220,10 @@ def _header(file: Path) -> dict[str, Any]:
 def _matrix(entry: dict[str, Any], what: str) -> tuple[int, int]:
     shape = entry["shape"]
     if len(shape) != 2 or 0 in shape:
-        raise InputError(f"{what} must have shape [rows, D] with both above 0, got {shape}")
+        raise InputError(
+            f"{what} must have shape [rows, D] with both above 0, got {shape}",
+            "save one matrix, a row a token",
+        )
     if entry["dtype"] not in DTYPE_NAMES:
         raise InputError(
             f"{what} must be BF16, F16 or F32, got {entry['dtype']}",
@@ -231,11 +236,11 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+        raise InputError(f"{file} cannot be read: {error.strerror}", "give a file that can be") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is not JSON: {error}", "fetch it again") from None
     if not isinstance(data, dict):
-        raise InputError(f"{file} must hold one JSON object, got {type(data).__name__}")
+        raise InputError(f"{file} must hold one JSON object, got {type(data).__name__}", "fetch it again")
     return data
 
 
@@ -253,7 +258,9 @@ def _number(config: dict[str, Any], key: str, folder: Path) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise InputError(f"{folder / 'config.json'}: {key} must be a number above 0, got {value!r}")
+        raise InputError(
+            f"{folder / 'config.json'}: {key} must be a number above 0, got {value!r}", "correct it there"
+        )
     return float(value)
 
 

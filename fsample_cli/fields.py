@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from fsample_cli.errors import InputError
 
 T = TypeVar("T")
+AGAIN = "correct the file, or record it again"
 WORDS = {str: "text", int: "an integer", float: "a finite number", bool: "true or false", NoneType: "null"}
 
 
@@ -23,25 +24,27 @@ def build(kind: Callable[..., T], data: object, where: str) -> T:
     Raises InputError that names `where`, the field, the rule and the value.
     """
     if not isinstance(data, dict):
-        raise InputError(f"{where} must be an object, got {type(data).__name__}")
+        raise InputError(f"{where} must be an object, got {type(data).__name__}", AGAIN)
     wanted, required, positive = _fields(kind)
     for name in data:
         if name not in wanted:
-            raise InputError(f"{where} has a field that this version of fsample does not know: {name!r}")
+            raise InputError(
+                f"{where} has a field that this version of fsample does not know: {name!r}", AGAIN
+            )
     for name in required:
         if name not in data:
-            raise InputError(f"{where} lacks the field {name!r}")
+            raise InputError(f"{where} lacks the field {name!r}", AGAIN)
     for name, value in data.items():
         if not fits(value, wanted[name]):
             raise InputError(
                 f"{where}: {name} must be {words(wanted[name])}, got {reprlib.repr(value)}",
-                "correct the file, or record it again",
+                AGAIN,
             )
         numbers = value if isinstance(value, list) else [value]
         if name in positive and any(number is not None and number <= 0 for number in numbers):
             raise InputError(
                 f"{where}: {name} must be above 0, got {reprlib.repr(value)}",
-                "correct the file, or record it again",
+                AGAIN,
             )
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA = 1
+OURS = "give a file of fsample's --format json"
 Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
 
 
@@ -80,7 +81,7 @@ class Record:
     def from_dict(cls, data: object, where: str = "record") -> Record:
         """The record that `to_dict` wrote. Raises InputError that names `where`, the field and the rule."""
         if not isinstance(data, dict):
-            raise InputError(f"{where} must hold one JSON object, got {type(data).__name__}")
+            raise InputError(f"{where} must hold one JSON object, got {type(data).__name__}", OURS)
         if data.get("schema") != SCHEMA:
             raise InputError(
                 f"{where} must have schema {SCHEMA}, got {data.get('schema')!r}",
@@ -88,14 +89,14 @@ class Record:
             )
         kind = data.get("kind")
         if not isinstance(kind, str) or kind not in cls.KINDS:
-            raise InputError(f"{where}: kind must be one of {', '.join(cls.KINDS)}, got {kind!r}")
+            raise InputError(f"{where}: kind must be one of {', '.join(cls.KINDS)}, got {kind!r}", OURS)
         command, settings, rows = data.get("command", ""), data.get("settings", {}), data.get("results")
         if not isinstance(command, str):
-            raise InputError(f"{where}: command must be text, got {type(command).__name__}")
+            raise InputError(f"{where}: command must be text, got {type(command).__name__}", OURS)
         if not isinstance(settings, dict):
-            raise InputError(f"{where}: settings must be an object, got {type(settings).__name__}")
+            raise InputError(f"{where}: settings must be an object, got {type(settings).__name__}", OURS)
         if not isinstance(rows, list):
-            raise InputError(f"{where}: results must be a list, got {type(rows).__name__}")
+            raise InputError(f"{where}: results must be a list, got {type(rows).__name__}", OURS)
         environment, workload = data.get("environment"), data.get("workload")
         return cls(
             kind,

@@ -125,9 +125,12 @@ def bench(
     names = samplers.FEATURES if features else parse_samplers(sampler, known, default)
     bases = {name.partition(":")[0] for name in names if not samplers.is_user_function(name)}
     if baseline is not None and baseline not in bases.union(names):
+        hint = "choose one of them"
+        if baseline.partition(":")[0] in known or samplers.is_user_function(baseline):
+            # where none was named, one named would replace the default list
+            hint = f"add --sampler {baseline}" if sampler else f"run --sampler {','.join((*names, baseline))}"
         raise UsageError(
-            f"--baseline must be one of the samplers that run ({', '.join(names)}), got {baseline!r}",
-            f"add --sampler {baseline}",
+            f"--baseline must be one of the samplers that run ({', '.join(names)}), got {baseline!r}", hint
         )
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,

@@ -195,7 +195,10 @@ def _read(path: Path) -> Record:
         ) from None
     record = Record.from_dict(data, f"record {path}")
     if record.kind not in KINDS:
-        raise InputError(f"record {path} must be of {' or '.join(KINDS)}, got {record.kind}")
+        raise InputError(
+            f"record {path} must be of {' or '.join(KINDS)}, got {record.kind}",
+            "give a file of bench --format json",
+        )
     return record
 
 

@@ -153,6 +153,11 @@ def verify(
     known, ours = (samplers.NAMES, OURS) if tp == 1 else (samplers.TP_NAMES, OURS_OVER_RANKS)
     where = resolve_device(device)
     names = expand(parse_samplers(audit(sampler, where, tp), known, ours), ours)
+    if names == ("gemm",):
+        raise UsageError(
+            "--sampler must name one that draws, got gemm, the bare product",
+            f"choose from {', '.join(name for name in known if name != 'gemm')}; bench times gemm",
+        )
     workload = build_workload(
         preset=preset, vocab=vocab, hidden=hidden, checkpoint=checkpoint, states=states,
         device=where, dtype=dtype, default=SMALL,

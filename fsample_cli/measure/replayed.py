@@ -154,7 +154,10 @@ def _floats(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(f"--logits {path} cannot be read: {error}", "numpy.save writes one") from None
     if not isinstance(array, numpy.ndarray) or array.dtype.kind != "f":
-        raise InputError(f"--logits must hold floating numbers, got {getattr(array, 'dtype', type(array))}")
+        raise InputError(
+            f"--logits must hold floating numbers, got {getattr(array, 'dtype', type(array))} in {path}",
+            "save the raw logits in fp32",
+        )
     narrow = array.dtype.itemsize <= 4
     with numpy.errstate(over="ignore"):  # past fp32 it is inf, and the row has no token
         return array.astype(array.dtype.newbyteorder("=") if narrow else numpy.float32)

@@ -52,6 +52,13 @@ def load(name: str, transform: Transform = IDENTITY) -> Sampler:
         try:
             return fused.make(options, store=base == "fused+store", transform=transform)
         except ValueError as error:
+            from fsample_cli.samplers.tensor_parallel import EXCHANGES
+
+            if base == "fused" and not set(EXCHANGES).isdisjoint(options):
+                raise UsageError(
+                    f"--sampler {name} needs --tp 2 or more: it is an exchange between ranks, got one rank",
+                    hint="add --tp 2",
+                ) from error
             raise UsageError(f"--sampler {name}: {error}", hint="for example fused:element") from error
     if name in FEATURES and "+" in name:
         from fsample_cli.samplers.features import Featured

@@ -98,6 +98,12 @@ def test_two_algorithms_are_two_rows_and_either_is_a_baseline(fsample: Fsample) 
 def test_a_baseline_that_does_not_run_is_refused(fsample: Fsample) -> None:
     done = fsample("bench", *TINY, "--sampler", "fused", "--baseline", "fi2")
     assert done.code == 2 and "--baseline" in done.error and "add --sampler fi2" in done.error
+    done = fsample("bench", *TINY, "--baseline", "unfused")  # alone it would replace the default list
+    assert done.code == 2 and done.error.endswith("run --sampler fused,gemm,multinomial-eager,multinomial,"
+                                                  "race,fi1,fi2,unfused")  # fmt: skip
+    for given in ((), ("--sampler", "fused")):
+        done = fsample("bench", *TINY, *given, "--baseline", "foo")
+        assert done.code == 2 and done.error.endswith("got 'foo'; choose one of them")
 
 
 def test_a_gpu_timer_on_the_cpu_is_refused_before_the_run(fsample: Fsample) -> None:

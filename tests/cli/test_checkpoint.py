@@ -162,15 +162,16 @@ def test_unusable_files(tmp_path: Path) -> None:
         '{"logits_scaling": 0}',
         '{"final_logit_softcapping": NaN}',
     ):
-        with pytest.raises(InputError, match=r"config\.json"):
+        with pytest.raises(InputError, match=r"config\.json") as error:
             place = folder(tmp_path / "empty", {"lm_head.weight": HEAD})
             (place / "config.json").write_text(config)
             checkpoint.find_head(place)
+        assert error.value.hint
     (tmp_path / "empty" / "model.safetensors").unlink()
     for words, path in cases.items():
         with pytest.raises(InputError, match=words) as error:
             checkpoint.find_head(path)
-        assert error.value.exit_code == 2 and str(path) in str(error.value)
+        assert error.value.exit_code == 2 and str(path) in str(error.value) and error.value.hint
 
 
 def test_index_that_names_a_missing_file(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_unusable_states(tmp_path: Path) -> None:
     for name, words in cases.items():
         with pytest.raises(InputError, match=words) as error:
             checkpoint.load_states(tmp_path / name, "fp16", "cpu")
-        assert "--states" in str(error.value) and name in str(error.value)
+        assert "--states" in str(error.value) and name in str(error.value) and error.value.hint
     with pytest.raises(InputError, match="drop the rows"):  # a wider dtype would not help
         checkpoint.load_states(tmp_path / "nan.npy", "fp32", "cpu")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +201,7 @@ def test_bad_files(tmp_path: Path, fsample: Fsample) -> None:
     for path in [tmp_path / "none", tmp_path, presets, *(tmp_path / name for name in texts)]:
         done = fsample("compare", good, path)
         assert done.code == 2 and str(path) in done.error
+        assert re.search("; (give a file|write it again)", done.error), done.error
     done = fsample("compare", good, other)
     assert done.code == 2 and "share no timed sampler" in done.error
     assert fsample("compare", good).code == 2

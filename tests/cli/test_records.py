@@ -134,10 +134,10 @@ def test_wrong_records_are_named(change: dict[str, Any], words: str) -> None:
     data = {**RECORD.to_dict(), **change}
     with pytest.raises(InputError, match=words) as error:
         Record.from_dict(data, "record a.json")
-    assert str(error.value).startswith("record a.json")
+    assert str(error.value).startswith("record a.json") and error.value.hint
     others: tuple[object, ...] = ([], None, "text", 3)
     for other in others:
-        with pytest.raises(InputError, match="one JSON object"):
+        with pytest.raises(InputError, match="one JSON object.*; give a file"):
             Record.from_dict(other)
 
 

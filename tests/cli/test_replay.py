@@ -158,7 +158,10 @@ def test_errors(fsample: Fsample, tmp_path: Path, logits: tuple[Path, torch.Tens
         (("--logits", tmp_path / "none.npy"), "cannot be read"),
         (("--logits", tmp_path / "broken.npy"), "cannot be read"),
         (("--logits", tmp_path / "broken.safetensors"), "cannot be read"),
-        (("--logits", tmp_path / "ints.npy"), "floating numbers, got int64"),
+        (
+            ("--logits", tmp_path / "ints.npy"),
+            f"floating numbers, got int64 in {tmp_path / 'ints.npy'}; save the raw logits",
+        ),
         (("--logits", tmp_path / "cube.npy"), "[V] or [N, V]"),
         (("--logits", tmp_path / "two.safetensors"), "one tensor, got a, b"),
         (("--logits", "logits.txt"), "--logits must be a .npy or .safetensors file"),
