@@ -207,7 +207,7 @@ def test_bad_files(tmp_path: Path, fsample: Fsample) -> None:
     assert fsample("compare", good).code == 2
 
 
-@pytest.mark.parametrize("sample", [0, 0.0, -1.5, 10**400])
+@pytest.mark.parametrize("sample", [0, 0.0, -1.5, 10**400], ids=["0", "0.0", "-1.5", "10**400"])
 def test_times_that_are_none_are_refused(tmp_path: Path, fsample: Fsample, sample: float) -> None:
     good = save(tmp_path / "good.json", record(row("fused", 1, noisy(1))))
     for count in (10, 30):  # order statistics, bootstrap
