@@ -8,6 +8,9 @@ import math
 # 2^-ABSOLUTE below.
 RELATIVE = 0.01
 GROUPED_DEPTH, GROUPED_ABSOLUTE = 40, 44
+# Up to this size of y / temperature a score in fp32 has room for its noise: y log2(e) / temperature is then
+# off by at most 2^-8, and so is its sum with the noise.
+SCALED_LOGIT = 2.0**16
 # 32 random bits a token: the smallest exponential is 2^-33, in steps of 2^-32.
 ELEMENT_DEPTH, ELEMENT_ABSOLUTE = 30, 32
 ELEMENT_CUT = 33 * math.log(2)
@@ -20,6 +23,7 @@ def claim(name: str) -> str | None:
         return None
     maths = "library log and exp" if "exact" in words else "fast log and exp"
     logits = "its fp32 logits" if base == "fused" else "logits rounded to the inputs' dtype"
+    logits += f", |y / temperature| up to {SCALED_LOGIT:,.0f}"
     if "element" in words or any(word.startswith("element+") for word in words):
         return (
             f"probabilities right to 1% down to 2^-{ELEMENT_DEPTH} of the row's total, to "

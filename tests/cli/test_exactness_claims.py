@@ -11,7 +11,8 @@ import torch
 from fsample_cli.exactness import claims
 from fsample_cli.records import Record
 from fsample_cli.reporters import render
-from fsample_kernels import noise
+from fsample_kernels import noise, sample_logits
+from fsample_kernels.types import Noise
 from tests.cli.conftest import Fsample
 
 
@@ -31,6 +32,24 @@ def test_verify_prints_the_claim_of_each_mode(fsample: Fsample) -> None:
     assert "fused:element:exact: probabilities right to 1% down to 2^-30" in table
     markdown = render(Record.from_dict(record), "markdown")
     assert "2^-44 absolute" in markdown and "2^-32 absolute" in markdown
+
+
+@pytest.mark.parametrize("noise_name", ["grouped", "element", "online"])
+def test_ties_are_fair_as_far_as_the_claim_goes_and_not_far_beyond(noise_name: Noise) -> None:
+    """Four best ids in four groups, the rest far below. A score has so few digits left for the noise of a tie
+    at 2^24 that the lowest id wins two fifths of them."""
+    logits = torch.full((20_000, 128), -4.0)
+    logits[:, [0, 2, 4, 6]] = 4.0
+
+    def share(scaled: float) -> float:
+        ids = sample_logits(logits, temperature=4.0 / scaled, seed=1, noise=noise_name).ids
+        counts = torch.bincount(ids.flatten(), minlength=128)
+        assert int(counts[[0, 2, 4, 6]].sum()) == len(logits)
+        return float(counts[0]) / len(logits)
+
+    for scaled in (64.0, claims.SCALED_LOGIT):
+        assert abs(share(scaled) - 0.25) < 4 * (0.25 * 0.75 / len(logits)) ** 0.5 + claims.RELATIVE * 0.25
+    assert share(2.0**24) > 0.3
 
 
 def test_claims_are_made_for_our_modes_only() -> None:
