@@ -60,6 +60,7 @@ class LevelName(str, Enum):
 
 
 def verify(
+    context: typer.Context,
     sampler: SamplerOption = None,
     level: Annotated[
         LevelName | None,
@@ -132,6 +133,7 @@ def verify(
         "--vocab": vocab, "--hidden": hidden, "--checkpoint": checkpoint, "--states": states,
     }  # fmt: skip
     given = [name for name, value in of_a_run.items() if value is not None]
+    given += [f"--{name}" for name in ("batch", "temperature") if typed(context, name)]
     if self_test and given:
         raise UsageError(
             f"--self-test and {given[0]} exclude each other: each planted fault names its own",
@@ -221,6 +223,12 @@ def verify(
         raise typer.Exit(interrupts.exit_code(done.stopped))
     if failed:
         raise typer.Exit(1)
+
+
+def typed(context: typer.Context, parameter: str) -> bool:
+    """Whether the command line names an option that has a default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def audit(asked: list[str] | None, device: str, tp: int) -> list[str] | None:

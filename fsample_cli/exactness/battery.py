@@ -97,7 +97,7 @@ def judge(results: Iterable[TestResult], alpha: float) -> list[TestResult]:
     """
     found = list(results)
     chancy = [i for i, result in enumerate(found) if result.p_value is not None and not result.broken]
-    adjusted = dict(zip(chancy, holm([_p(found[i]) for i in chancy]), strict=True))
+    adjusted = dict(zip(chancy, holm([weighed_p(found[i]) for i in chancy]), strict=True))
     level = alpha / max(len(chancy), 1)
     return [_judged(result, adjusted.get(i), alpha, level) for i, result in enumerate(found)]
 
@@ -106,7 +106,8 @@ def passed(results: Sequence[TestResult]) -> bool:
     return all(result.verdict != "fail" for result in results)
 
 
-def _p(result: TestResult) -> float:
+def weighed_p(result: TestResult) -> float:
+    """The p-value as Holm takes it."""
     assert result.p_value is not None
     return min(1.0, _tail(result) * result.p_value)
 

@@ -37,13 +37,14 @@ def run(
     draws: int,
     temperature: float,
     seed: int,
+    scale: float = 1.0,
     on_call: Callable[[], None] | None = None,
 ) -> list[TestResult]:
     """One chi-squared test per row of `states` [R, D] against softmax(logits / temperature).
 
     Calls have `batch` rows, row b repeating states[b mod R]; there are as many calls as `draws` per row need.
-    logits [R, V] float64 are the target, all transforms applied. Temperature 0: every draw must be the best
-    id, or one that rounding may put before it.
+    logits [R, V] float64 are the target, all transforms applied, among them `scale`. At temperature 0 every
+    draw must be the best id, or one that rounding may put before it.
     """
     distinct = states.shape[0]
     case = Case(TEST, subject, f"B={batch}")
@@ -57,7 +58,7 @@ def run(
         counts, n = drawn.counts[row], int(drawn.counts[row].sum())
         if temperature == 0:
             best = int(logits[row].argmax())
-            near = logits[row] >= logits[row, best] - rounding(states[row], weight, logits[row, best])
+            near = logits[row] >= logits[row, best] - rounding(states[row], weight, logits[row], scale)
             others = n - int(counts[near.numpy()].sum())
             note = f"{others} draws are neither the best id {best} nor within rounding of it"
             results.append(case.rule(f"row {row}", others > 0, n, note))
@@ -67,15 +68,16 @@ def run(
     return results
 
 
-def rounding(state: Tensor, weight: Tensor, best: Tensor) -> float:
-    """How far apart two logits may be that a right sampler takes for equal, or for the other way round.
+def rounding(state: Tensor, weight: Tensor, logits: Tensor, scale: float) -> Tensor:
+    """How far below the best each logit [V] may be that a right sampler takes for as large, [V] float64.
 
-    It sums D products in fp32, each sum off by at most D 2^-24 sum |h w|, and may round to the dtype of the
-    head: half a unit of the best for either.
+    It sums D products in fp32 in whatever order, which 8 sqrt(D) 2^-24 sum |h w| bounds amply, for either of
+    the two. It may round to the dtype of the head: half a unit of the best for either.
     """
-    width = len(state)
-    size = float(state.double().abs().cpu() @ weight.double().abs().amax(0).cpu())
-    return 2 * width * 2.0**-24 * size + torch.finfo(weight.dtype).eps * abs(float(best))
+    sizes = float64_logits(state.abs()[None], weight.abs())[0]
+    sums = 8 * len(state) ** 0.5 * 2.0**-24 * abs(scale) * (sizes + sizes[logits.argmax()])
+    off: Tensor = sums + torch.finfo(weight.dtype).eps * float(logits.max().abs())
+    return off
 
 
 def calls_needed(batch: int, distinct: int, draws: int) -> int:

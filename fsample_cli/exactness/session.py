@@ -132,8 +132,9 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
             loaded[name] = sampler
         stage(f"{name}: {test} took {ended - start:.1f} s")
         tick()
-    if not stopped and all(result.skipped for result in found):
-        raise MissingError(f"verify: nothing could be tested: {found[0].note}")
+    of_samplers = [result for result in found if result.sampler != noise_words.DEFINITION]
+    if not stopped and of_samplers and all(result.skipped for result in of_samplers):
+        raise MissingError(f"verify: nothing could be tested: {of_samplers[0].note}")
     judged = battery.judge(found, request.alpha)
     rows = [_record(result, loaded.get(result.sampler)) for result in judged]
     seconds = round(time.perf_counter() - began, 4)
@@ -227,6 +228,7 @@ def _rows(subject: Subject, head: Head, request: Request, draws: int) -> list[Te
                 draws=draws,
                 temperature=request.temperature,
                 seed=request.seed,
+                scale=head.transform.logit_scale,
             )
         except BadIds as error:
             results.append(Case(fit_rows.TEST, subject, f"B={batch}").rule("ids", True, 0, str(error)))

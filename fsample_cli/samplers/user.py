@@ -71,10 +71,7 @@ class User:
         except Exception as error:  # of any kind: the function is none of ours, and others' results stay
             raise SamplerRaised(self.name, _what(error)) from error
         if not isinstance(ids, Tensor):
-            raise ShapeUnsupported(
-                f"{self.name}: must return a tensor of ids, got {type(ids).__name__}",
-                hint=f"signature: {SIGNATURE}",
-            )
+            raise SamplerRaised(self.name, f"must return a tensor of ids, got {type(ids).__name__}")
         return ids.squeeze(1) if ids.dim() == 2 and ids.shape[1] == 1 else ids
 
 

@@ -12,7 +12,13 @@ import torch
 from fsample_cli import samplers
 from fsample_cli.errors import InputError, UsageError
 from fsample_cli.measure import gate
-from fsample_cli.samplers.protocol import SamplerUnavailable, ShapeUnsupported, Transform, TwoStage
+from fsample_cli.samplers.protocol import (
+    SamplerRaised,
+    SamplerUnavailable,
+    ShapeUnsupported,
+    Transform,
+    TwoStage,
+)
 from fsample_cli.samplers.seeding import mix
 
 CPU = torch.device("cpu")
@@ -186,7 +192,7 @@ def test_a_users_module_is_found_in_the_working_directory(
 )
 def test_what_a_users_function_returns_is_checked(mine: Path, function: str, message: str) -> None:
     hidden, weight = tensors()
-    with pytest.raises(ShapeUnsupported, match=message):
+    with pytest.raises((ShapeUnsupported, SamplerRaised), match=message):
         samplers.load(f"{mine}:{function}").prepare(hidden, weight, temperature=1.0)
 
 

@@ -24,6 +24,8 @@ def large_batches(hidden, weight, temperature, seed):
     if len(hidden) == 8:
         raise KeyError("eight")
     return right(hidden, weight, temperature, seed)
+def no_tensor(hidden, weight, temperature, seed):
+    return right(hidden, weight, temperature, seed).tolist()
 def later(hidden, weight, temperature, seed):
     global CALLS
     CALLS += len(hidden) == 5
@@ -61,6 +63,19 @@ def test_verify_fails_the_one_that_raises_and_keeps_the_rest(
     assert by["at_once"][0]["note"] == f"{mine}:at_once raised ValueError: boom (us.py:{LINE})"
     verdicts = {row["case"]: row["verdict"] for row in by["large_batches"] if row["test"] == "rows"}
     assert verdicts == {**{f"B=4 row {k}": "pass" for k in range(4)}, "B=8 call": "fail"}
+
+
+def test_verify_fails_one_that_returns_no_tensor_and_keeps_the_rest(
+    fsample: Fsample, mine: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "verify.json"
+    names = f"{mine}:right,{mine}:no_tensor"
+    done = fsample(*VERIFY, "--test", "range", "--sampler", names, "--output", out)
+    assert done.code == 1 and done.err == "", done.err
+    rows = json.loads(out.read_text())["results"]
+    assert [row["verdict"] for row in rows if row["sampler"].endswith("right")] == ["pass"] * 6
+    [failed] = [row for row in rows if row["sampler"].endswith("no_tensor")]
+    assert failed["verdict"] == "fail" and "must return a tensor of ids, got list" in failed["note"]
 
 
 def test_bench_says_why_in_the_row_and_times_the_rest(fsample: Fsample, mine: Path, tmp_path: Path) -> None:

@@ -196,6 +196,12 @@ def test_the_default_number_of_draws_fits_the_device() -> None:
         (("--self-test", "--level", "quick"), ("--self-test and --level exclude",)),
         (("--self-test", "--test", "rows"), ("--self-test and --test exclude",)),
         (("--self-test", "--vocab", "600"), ("--self-test and --vocab exclude",)),
+        (("--self-test", "--batch", "256"), ("--self-test and --batch exclude",)),
+        (("--self-test", "--temperature", "1"), ("--self-test and --temperature exclude",)),
+        (
+            ("--sampler", "fused:hopper", "--test", "tails,noise", "--device", "cpu"),
+            ("nothing could be tested",),
+        ),
         (("--sampler", "fused:elemnt"), ("fused", "elemnt")),
         (("--sampler", "tests.cli.perfect:none"), ("none",)),
         (("--sampler", "nowhere:at_all"), ("nowhere",)),

@@ -199,6 +199,22 @@ def count_comparisons(rank: int, size: int) -> list[int]:
     return counts
 
 
+def made_after_a_refusal(rank: int, size: int) -> list[bool]:
+    """Whether a call counts as made: refused for its values, made, made again."""
+    hidden, weight = exact_head(4, 256)
+    shard = weight.tensor_split(size)[rank]
+    made = []
+    with as_on_a_gpu():
+        for words in (7, 8, 8):  # a packed mask that is too short is of the kind of a right one
+            try:
+                distributed.sample(hidden, shard, seed=1, mask=torch.full((4, words), -1, dtype=torch.int32))
+            except ValueError:
+                pass
+            [agreed] = collectives.team_of(None).agreed.values()
+            made.append(agreed.made)
+    return made
+
+
 def bad_arguments(rank: int, size: int, cases: list[Options]) -> list[str]:
     """What a head of 300 ids says to each case."""
     hidden, weight = exact_head(2, 300)

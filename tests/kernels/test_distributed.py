@@ -259,6 +259,11 @@ def test_what_was_compared_is_compared_again_when_an_option_changes() -> None:
     assert counts[0] == counts[1] == [1, 0, 0] + [1, 0] * 22
 
 
+def test_a_call_that_was_refused_is_not_made() -> None:
+    """Its kernels are not compiled: the next of its kind is the one before which ranks meet."""
+    assert run_ranks(2, rank_jobs.made_after_a_refusal) == [[False, True, True]] * 2
+
+
 def test_several_groups_in_one_process() -> None:
     ranks = run_ranks(4, rank_jobs.in_groups)
     hidden, weight = rank_jobs.exact_head(5, 512)

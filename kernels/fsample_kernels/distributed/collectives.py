@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -46,6 +47,14 @@ class Link(Transport, Protocol):
     def check(self) -> None: ...
 
 
+@dataclass
+class Agreed:
+    """A kind of call that ranks have compared; and whether they have made one, its kernels compiled."""
+
+    shard: Shard
+    made: bool = False
+
+
 class Team:
     """One process group as this package uses it: who is in it, and the calls made on it so far."""
 
@@ -59,7 +68,7 @@ class Team:
         # Calls that all ranks have compared, see `shards`. A group that gets the name of an earlier one has a
         # team of its own, and compares anew. The key holds the weight's storage itself, weakly: an address is
         # given out again, perhaps on one rank only.
-        self.agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Shard] = {}
+        self.agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Agreed] = {}
         self.links: list[Link] = []  # of exchange="p2p", the one in use last
         self.link_problem: str | None = None  # why there can be none, "" where there is; None: not yet known
 

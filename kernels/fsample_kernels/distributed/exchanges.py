@@ -56,7 +56,7 @@ def _link_problem(team: Team, device: torch.device) -> str:
 
 
 def run(team: Team, problem: Problem, name: Implementation, exchange: Exchange, is_new: bool) -> SampleResult:
-    """The draw of all ranks by a chosen exchange. is_new: the call is the first of its shape."""
+    """The draw of all ranks by a chosen exchange. is_new: no call of its shape and kinds has been made."""
     if problem.num_rows == 0:
         return _nothing(problem)
     if exchange in LINKED:
@@ -67,7 +67,7 @@ def run(team: Team, problem: Problem, name: Implementation, exchange: Exchange, 
 def _by_link(
     team: Team, problem: Problem, name: Implementation, is_new: bool, in_kernel: bool
 ) -> SampleResult:
-    """Candidates over the team's link. Before the first of a shape every rank has compiled its kernels."""
+    """Candidates over the team's link. Before the first of a kind every rank has compiled its kernels."""
     from ..ops import hopper_sample
     from ..ops.compiling import compile_only
     from . import p2p

@@ -77,8 +77,8 @@ def sample(
 
     What ranks must agree on is compared: with gloo at every call, else when a group first sees a shape with
     this weight_shard and these options (one gather of a few words, which waits for the device and cannot be
-    captured in a CUDA graph: make one call of each shape before the capture). So keep weight_shard, and
-    change shapes and options on all ranks at the same call. Tensors, such as a seed, are taken to be equal.
+    captured in a CUDA graph: make one call of each shape and kind before the capture). So keep weight_shard,
+    and change shapes and options on all ranks at the same call. Tensors, such as seeds, are taken for equal.
 
     Returns:
         SampleResult as `fsample_kernels.sample`; `implementation` also names the exchange:
@@ -104,14 +104,14 @@ def sample(
         exchange, vocab_size, logit_scale, softcap, (head_bias, logit_bias, mask), seed, position,
         temperature,
     )  # fmt: skip
-    shard, is_new = shards.agree(team, header, weight_shard)
+    agreed = shards.agree(team, header, weight_shard)
     if seed is None:
         drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
         seed = team.broadcast(drawn)
     problem = validation.head_problem(
         hidden,
         weight_shard,
-        shard=shard,
+        shard=agreed.shard,
         temperature=temperature,
         seed=seed,
         position=position,
@@ -138,7 +138,8 @@ def sample(
     )
 
     def draw() -> SampleResult:
-        drawn = exchanges.run(team, needed, name, chosen, is_new)
+        drawn = exchanges.run(team, needed, name, chosen, is_new=not agreed.made)
+        agreed.made = True
         return drawn._replace(implementation=f"{drawn.implementation}+{chosen}")
 
     result = guard.run_rank(needed, draw, lambda: check(group)) if guard.active() else draw()

@@ -14,7 +14,7 @@ from ..checks import dtype_name, finite
 from ..types import Math, Noise
 from ..validation import Shard
 from ..words import MAX_ID
-from .collectives import Team
+from .collectives import Agreed, Team
 from .exchanges import EXCHANGES, Exchange
 
 _DTYPES = (
@@ -125,8 +125,8 @@ def make_header(
     )  # fmt: skip
 
 
-def agree(team: Team, header: Header, weight: Tensor) -> tuple[Shard, bool]:
-    """This rank's shard, and whether the call is the first of its shape; compared where that is not known.
+def agree(team: Team, header: Header, weight: Tensor) -> Agreed:
+    """This rank's shard, and whether a call of this kind has been made; compared where that is not known.
 
     Raises ValueError, on every rank alike, naming the argument and what each rank gave; RankError when a rank
     does not take part.
@@ -135,22 +135,22 @@ def agree(team: Team, header: Header, weight: Tensor) -> tuple[Shard, bool]:
     storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
     key = (storage, (*place, *header[:-OF_A_STEP]))
     held = team.agreed.get(key)
-    is_new = held is None
-    if is_new:
+    if held is None:
         for old in list(team.agreed):
             if old[0].expired():  # type: ignore[no-untyped-call]
                 del team.agreed[old]
     always = compares_always(team, weight.device)
     if always:
         team.arrive()
-    elif is_new and weight.is_cuda and torch.cuda.is_current_stream_capturing():
+    elif held is None and weight.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             "a call must be made once outside of a CUDA graph before it is captured, for this group, "
-            "weight_shard and shape; ranks compare what they hold in it"
+            "weight_shard, shape and kinds of arguments; ranks compare what they hold in it"
         )
     if held is None or always:
-        held = team.agreed[key] = _compare(team, header, weight.device)
-    return held, is_new
+        shard = _compare(team, header, weight.device)
+        held = team.agreed[key] = Agreed(shard, held is not None and held.made)
+    return held
 
 
 def compares_always(team: Team, device: torch.device) -> bool:
