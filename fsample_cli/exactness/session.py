@@ -132,8 +132,9 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
             loaded[name] = sampler
         stage(f"{name}: {test} took {ended - start:.1f} s")
         tick()
-    of_samplers = [result for result in found if result.sampler != noise_words.DEFINITION]
-    if not stopped and of_samplers and all(result.skipped for result in of_samplers):
+    # the definition alone says nothing of a sampler, unless nothing else was asked
+    of_samplers = [result for result in found if result.test != noise_words.TEST] or found
+    if not stopped and all(result.skipped for result in of_samplers):
         raise MissingError(f"verify: nothing could be tested: {of_samplers[0].note}")
     judged = battery.judge(found, request.alpha)
     rows = [_record(result, loaded.get(result.sampler)) for result in judged]
