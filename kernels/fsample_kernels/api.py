@@ -51,7 +51,7 @@ def sample(
 
     Args:
         hidden: [B, D] bfloat16, float16 or float32, any strides. B <= 2**24.
-        weight: [V, D], hidden's dtype and device, any strides; row i is token i.
+        weight: [V, D], hidden's dtype and device, any strides; row i is token i. V <= 2**31 - 4096.
         temperature: number, or a floating tensor, 0-d or [B]; finite and >= 0, used as fp32. 0, and anything
             below 2**-64, is greedy: the largest y, the lowest id on a tie.
         seed: 64-bit int, or int64 tensor, 0-d or [B] (its bits are the seed). One seed for the batch: row b
@@ -63,8 +63,8 @@ def sample(
             a Python number is frozen by the capture. The same (seed, position) gives the same tokens.
         num_samples: K >= 0 independent draws a row. Sample k does not depend on K.
         head_bias: [V] floating.
-        logit_scale: finite factor (a model that divides by 16 has 0.0625).
-        softcap: above 0, or None.
+        logit_scale: factor, finite in fp32 (a model that divides by 16 has 0.0625).
+        softcap: above 0, in [2**-126, 2**126], or None.
         logit_bias: floating tensor [V] or [B, V] (-inf forbids an id); or sparse, ids in [0, vocab_size)
             and finite values, repeats add: a triple (rows, ids, values) of tensors or of sequences, a
             mapping {id: value} for every row, or a sequence of B such mappings.

@@ -10,6 +10,7 @@ from torch import Tensor
 from .checks import (
     FLOATING,
     bias_tensor,
+    check_tensor,
     dtype_name,
     either,
     first_few,
@@ -65,6 +66,7 @@ def _triple(bias: Sequence[object], rows: Tensor, num_rows: int, bound: int) -> 
             ("logit_bias ids", ids, (torch.int32, torch.int64)),
             ("logit_bias values", values, FLOATING),
         ):
+            check_tensor(name, tensor)
             same_device(name, tensor, rows)
             if tensor.dtype not in dtypes or tensor.shape != (ids.numel(),):
                 raise ValueError(

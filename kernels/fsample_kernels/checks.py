@@ -32,6 +32,7 @@ def bias_tensor(name: str, bias: Tensor, rows: Tensor, shapes: list[tuple[int, .
 
 def per_row(name: str, value: Tensor, rows: Tensor, num_rows: int, dtypes: tuple[torch.dtype, ...]) -> None:
     """A parameter of the rows: 0-d or [B]."""
+    check_tensor(name, value)
     same_device(name, value, rows)
     if value.dtype not in dtypes:
         raise ValueError(
@@ -54,11 +55,13 @@ def matrix(name: str, tensor: Tensor) -> None:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """A tensor at all."""
+    """A tensor at all, and one whose memory holds its values: kernels know nothing of the negative bit."""
     if not isinstance(value, Tensor):
         raise ValueError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}; convert with torch.as_tensor"
         )
+    if value.is_neg():
+        raise ValueError(f"{name} must not be a view with torch's negative bit; pass its .resolve_neg()")
 
 
 def same_device(name: str, tensor: Tensor, rows: Tensor) -> None:
@@ -99,6 +102,13 @@ def number(name: str, value: object) -> float:
     found = finite(value)
     if found is None:
         raise ValueError(f"{name} must be a finite number, got {value!r}")
+    return found
+
+
+def single(name: str, value: object) -> float:
+    found = number(name, value)
+    if not is_fp32(found):
+        raise ValueError(f"{name} must be finite in fp32, got {value!r}")
     return found
 
 

@@ -1,7 +1,8 @@
 """The `torch.library` operator `fsample::sample`: what torch.compile sees of a call, one opaque node.
 
 Eager calls do not pass through it. The operator takes a call apart into what an operator schema can carry
-and checks it when it runs, so a compiled call raises the same errors as an eager one.
+and checks it when it runs, so a compiled call raises the same errors as an eager one. What a schema cannot
+carry as it is (a bool for a number, a seed of 65 bits) is found while tracing, and carried as the message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import validation
+from . import checks, validation
 from .bias_forms import LogitBias
 from .types import Implementation, Math, Noise, Problem, SampleResult
 
@@ -22,7 +23,7 @@ _OPERATOR.define(  # type: ignore[no-untyped-call]
     "SymInt? seed, Tensor? seeds, SymInt position, Tensor? positions, SymInt num_samples, Tensor? head_bias, "
     "float logit_scale, float? softcap, Tensor? logit_bias, Tensor? bias_rows, Tensor? bias_ids, "
     "Tensor? bias_values, Tensor? mask, SymInt? vocab_size, str noise, str math, bool want_logprob, "
-    "bool want_lse, bool store_logits, str implementation) "
+    "bool want_lse, bool store_logits, str implementation, str refusal) "
     "-> (Tensor ids, Tensor logprob, Tensor lse, Tensor logits)",
     tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
 )
@@ -50,13 +51,29 @@ def traced(
     implementation: Implementation,
 ) -> SampleResult:
     """`sample` (hidden and weight given) or `sample_logits` (logits given) while torch.compile traces it."""
-    dense, triple = _split_bias(logit_bias)
+    dense, (rows, tokens, values) = _split_bias(logit_bias)
+    refusal = _refusal(
+        (("temperature", temperature), ("logit_scale", logit_scale), ("softcap", softcap)),
+        seed, position, num_samples, vocab_size, _columns(weight, logits),
+        (("want_logprob", want_logprob), ("want_lse", want_lse), ("store_logits", store_logits)),
+    )  # fmt: skip
+    if refusal:
+        temperature, seed, position, num_samples, logit_scale, softcap, vocab_size = (
+            1.0,
+            0,
+            0,
+            1,
+            1.0,
+            None,
+            None,
+        )
+        want_logprob = want_lse = store_logits = False
     ids, logprob, lse, stored = torch.ops.fsample.sample(
         _detached(hidden),
         _detached(weight),
         _detached(logits),
         1.0 if isinstance(temperature, Tensor) else float(temperature),
-        temperature if isinstance(temperature, Tensor) else None,
+        _detached(temperature if isinstance(temperature, Tensor) else None),
         None if seed is None or isinstance(seed, Tensor) else _signed(seed),
         seed if isinstance(seed, Tensor) else None,
         0 if isinstance(position, Tensor) else position,
@@ -66,9 +83,9 @@ def traced(
         float(logit_scale),
         None if softcap is None else float(softcap),
         _detached(dense),
-        triple[0],
-        triple[1],
-        triple[2],
+        rows,
+        tokens,
+        _detached(values),
         mask,
         vocab_size,
         noise,
@@ -77,6 +94,7 @@ def traced(
         want_lse,
         store_logits,
         implementation,
+        refusal,
     )
     return SampleResult(
         ids,
@@ -84,6 +102,45 @@ def traced(
         lse if want_lse else None,
         stored if store_logits else None,
     )
+
+
+def _columns(weight: Tensor | None, logits: Tensor | None) -> tuple[int, str]:
+    """V, and the argument that has it."""
+    if weight is not None:
+        return weight.shape[0], "weight"
+    assert logits is not None
+    return logits.shape[-1], "logits"
+
+
+def _refusal(
+    numbers: Sequence[tuple[str, object]],
+    seed: int | Tensor | None,
+    position: int | Tensor,
+    num_samples: int,
+    vocab_size: int | None,
+    columns: tuple[int, str],
+    flags: Sequence[tuple[str, object]],
+) -> str:
+    """What an eager call would say of values that the schema cannot carry; "" where it carries all.
+
+    A float may be a symbol here, of which little can be asked: its range is checked when the operator runs.
+    """
+    try:
+        for name, value in numbers:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, Tensor))):
+                checks.number(name, value)
+        if seed is not None and not isinstance(seed, Tensor):
+            validation.seed_word(seed)
+        if not isinstance(position, Tensor):
+            validation.step_number(position)
+        validation.sample_count(num_samples)
+        if vocab_size is not None:
+            validation.id_bound(vocab_size, *columns)
+        for name, value in flags:
+            checks.flag(name, value)
+    except ValueError as error:
+        return str(error.args[0])
+    return ""
 
 
 def _split_bias(
@@ -195,9 +252,12 @@ def _run(
     want_lse: bool,
     store_logits: bool,
     implementation: Implementation,
+    refusal: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .api import run  # api imports this module
 
+    if refusal:
+        raise ValueError(refusal)
     bias: LogitBias | None = logit_bias
     if bias_rows is not None and bias_ids is not None and bias_values is not None:
         bias = (bias_rows, bias_ids, bias_values)
@@ -243,6 +303,7 @@ def _shapes(
     want_lse: bool,
     store_logits: bool,
     implementation: Implementation,
+    refusal: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     source = hidden if hidden is not None else logits
     assert source is not None

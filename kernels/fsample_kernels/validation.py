@@ -29,9 +29,13 @@ from .checks import (
     per_row,
     same_device,
     shape_of,
+    single,
 )
 from .noise import MAX_POSITION, MAX_ROWS
 from .types import MIN_TEMPERATURE, Implementation, Math, Noise, Problem
+
+MAX_COLUMNS = 2**31 - 4096  # kernels count ids in 32 bits, past the last of a tile too
+SOFTCAPS = (2.0**-126, 2.0**126)  # within fp32's normal numbers, and so is what is divided by them
 
 
 class Shard(NamedTuple):
@@ -152,26 +156,25 @@ def _problem(
     source = "logits" if weight is None else "weight"
     if num_columns == 0:
         raise ValueError(f"{source} must hold at least one token, got V = 0; pass V >= 1")
+    if num_columns > MAX_COLUMNS:
+        raise ValueError(
+            f"{source} must hold at most 2**31 - 4096 tokens, got V = {num_columns}; pass fewer of its rows"
+        )
     if num_rows > MAX_ROWS:
         raise ValueError(
             f"the batch must have at most 2**24 rows, got B = {num_rows}; split it over several calls"
         )
-    bound = num_columns if vocab_size is None else integer("vocab_size", vocab_size)
-    if not 1 <= bound <= num_columns:
-        raise ValueError(
-            f"vocab_size must be in [1, V] with V = {num_columns} (from {source}), got {bound}; "
-            "it is the number of ids that may be drawn"
-        )
+    bound = id_bound(vocab_size, num_columns, source)
     if head_bias is not None:
         bias_tensor("head_bias", head_bias, rows, [(held,)])
     bool_mask, bitmask = _masks(mask, rows, num_rows, num_columns, bound)
     dense_bias, sparse_bias = split_logit_bias(logit_bias, rows, num_rows, num_columns, bound)
-    scale = number("logit_scale", logit_scale)
-    if softcap is not None and not number("softcap", softcap) > 0:
-        raise ValueError(f"softcap must be above 0, got {softcap}; leave it out (None) for no soft-cap")
-    samples = integer("num_samples", num_samples)
-    if not 0 <= samples <= 1 << 32:
-        raise ValueError(f"num_samples must be in [0, 2**32], got {samples}; 0 returns an empty result")
+    scale, samples = single("logit_scale", logit_scale), sample_count(num_samples)
+    if softcap is not None and not SOFTCAPS[0] <= number("softcap", softcap) <= SOFTCAPS[1]:
+        raise ValueError(
+            f"softcap must be above 0, in [2**-126, 2**126], got {softcap}; "
+            "leave it out (None) for no soft-cap"
+        )
     return Problem(
         hidden=hidden,
         weight=weight,
@@ -197,6 +200,17 @@ def _problem(
     )
 
 
+def id_bound(vocab_size: int | None, num_columns: int, source: str) -> int:
+    """The number of ids that may be drawn, of the V that the source has."""
+    bound = num_columns if vocab_size is None else integer("vocab_size", vocab_size)
+    if not 1 <= bound <= num_columns:
+        raise ValueError(
+            f"vocab_size must be in [1, V] with V = {num_columns} (from {source}), got {bound}; "
+            "it is the number of ids that may be drawn"
+        )
+    return bound
+
+
 def _temperature(value: float | Tensor, rows: Tensor, num_rows: int) -> float | Tensor:
     if isinstance(value, Tensor):
         per_row("temperature", value, rows, num_rows, FLOATING)
@@ -220,6 +234,11 @@ def _seed(value: int | Tensor | None, rows: Tensor, num_rows: int) -> int | Tens
     if isinstance(value, Tensor):
         per_row("seed", value, rows, num_rows, (torch.int64,))
         return value
+    return seed_word(value)
+
+
+def seed_word(value: int) -> int:
+    """The 64 bits of a seed, as an unsigned number."""
     word = integer("seed", value)
     if not -(2**63) <= word < 2**64:
         raise ValueError(f"seed must fit 64 bits, in [-2**63, 2**64), got {word}; reduce it mod 2**64")
@@ -230,10 +249,23 @@ def _position(value: int | Tensor, rows: Tensor, num_rows: int) -> int | Tensor:
     if isinstance(value, Tensor):
         per_row("position", value, rows, num_rows, (torch.int32, torch.int64))
         return value.to(torch.int64)
+    return step_number(value)
+
+
+def step_number(value: int) -> int:
+    """Check a position that is a number."""
     step = integer("position", value)
     if not 0 <= step < MAX_POSITION:
         raise ValueError(f"position must be in [0, 2**32), got {step}; start a new seed instead of wrapping")
     return step
+
+
+def sample_count(value: int) -> int:
+    """Check num_samples."""
+    samples = integer("num_samples", value)
+    if not 0 <= samples <= 1 << 32:
+        raise ValueError(f"num_samples must be in [0, 2**32], got {samples}; 0 returns an empty result")
+    return samples
 
 
 def _masks(

@@ -103,6 +103,20 @@ def test_gradients_stay_out() -> None:
     assert result.logits is not None and not result.logits.requires_grad
 
 
+def test_gradients_stay_out_of_a_compiled_call() -> None:
+    hidden, weight = head(2, 50, 16)
+    heat, values = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+    zero = torch.zeros(1, dtype=torch.int64)
+    for arguments in ({"temperature": heat}, {"logit_bias": (zero, zero, values)}):
+
+        def draw(hidden: Tensor, arguments: Any = arguments) -> SampleResult:
+            return sample(hidden, weight, seed=1, want_logprob=True, want_lse=True, **arguments)
+
+        result = torch.compile(draw, fullgraph=True, backend="aot_eager")(hidden)
+        assert result.logprob is not None and not result.logprob.requires_grad
+        assert result.lse is not None and not result.lse.requires_grad
+
+
 def test_compiled_calls_draw_what_eager_ones_draw() -> None:
     """One whole graph, a new seed each call: the same ids from the first call on, no compilation a seed."""
     hidden, weight = head(4, 600, 16)
@@ -155,11 +169,33 @@ def test_compiled_calls_take_every_tensor_argument_and_raise_the_same_errors() -
         )
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seed": 2**64}, {"seed": 1.5}, {"temperature": True}, {"logit_scale": "1"}, {"num_samples": True},
+        {"num_samples": -1}, {"position": 2**63}, {"vocab_size": 2**70}, {"vocab_size": 1.0}, {"want_lse": 1},
+        {"temperature": -1.0}, {"softcap": 1e39}, {"noise": "none"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_compiled_call_raises_what_an_eager_one_raises(wrong: dict[str, Any], fullgraph: bool) -> None:
+    hidden, weight = head(2, 50, 16)
+    with pytest.raises(ValueError) as eager:
+        sample(hidden, weight, **wrong)
+    torch._dynamo.reset()
+    with pytest.raises(ValueError) as compiled:
+        torch.compile(
+            lambda hidden: sample(hidden, weight, **wrong).ids, fullgraph=fullgraph, backend="aot_eager"
+        )(hidden)
+    assert str(compiled.value) == str(eager.value)
+
+
 def test_the_operator_passes_torchs_own_checks() -> None:
     hidden, weight = head(3, 300, 16)
     call = (
         hidden, weight, None, 1.0, None, 5, None, 0, None, 2, None, 1.0, None, None, None, None, None, None,
-        None, "grouped", "fast", True, True, False, "auto",
+        None, "grouped", "fast", True, True, False, "auto", "",
     )  # fmt: skip
     torch.library.opcheck(torch.ops.fsample.sample.default, call)
 

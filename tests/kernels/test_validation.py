@@ -15,6 +15,7 @@ from fsample_kernels import sample, sample_logits, validation
 B, V, D = 4, 100, 16
 HIDDEN, WEIGHT = torch.randn(B, D), torch.randn(V, D)
 LOGITS = HIDDEN @ WEIGHT.t()
+NEGATED = torch.randn(B * V, dtype=torch.complex64).conj().imag  # a view: what lies there has the other sign
 
 
 def refused(call: Callable[[], object], *parts: object) -> None:
@@ -53,7 +54,16 @@ def refused(call: Callable[[], object], *parts: object) -> None:
         ({"num_samples": -1}, ["num_samples", "-1"]),
         ({"num_samples": 2.0}, ["num_samples", "2.0"]),
         ({"logit_scale": math.nan}, ["logit_scale", "nan"]),
+        ({"logit_scale": 1e39}, ["logit_scale", "in fp32", "1e+39"]),
         ({"softcap": 0.0}, ["softcap", "0.0", "None"]),
+        ({"softcap": 1e39}, ["softcap", "2**126", "1e+39"]),
+        ({"softcap": 1e-39}, ["softcap", "2**-126", "1e-39"]),
+        ({"temperature": NEGATED[:B]}, ["temperature", "negative bit", ".resolve_neg()"]),
+        ({"logit_bias": NEGATED[:V]}, ["logit_bias", "negative bit"]),
+        (
+            {"logit_bias": (torch.zeros(2).long(), torch.zeros(2).long(), NEGATED[:2])},
+            ["logit_bias values", "negative bit"],
+        ),
         ({"softcap": -30.0}, ["softcap", "-30"]),
         ({"softcap": math.inf}, ["softcap", "inf"]),
         ({"logit_bias": torch.zeros(V + 1)}, ["logit_bias", f"[{V}] or [{B}, {V}]", V + 1]),
@@ -130,6 +140,15 @@ def test_head_shapes_and_dtypes(hidden: Any, weight: Any, parts: list[object]) -
 def test_the_rest() -> None:
     refused(lambda: sample(HIDDEN, WEIGHT, head_bias=torch.zeros(V + 1)), "head_bias", f"[{V}]", V + 1)
     refused(lambda: sample(HIDDEN, WEIGHT, head_bias=torch.zeros(V, dtype=torch.int8)), "head_bias", "int8")
+    refused(lambda: sample(NEGATED[: B * D].view(B, D), WEIGHT), "hidden", "negative bit", ".resolve_neg()")
+    refused(lambda: sample_logits(NEGATED.view(B, V)), "logits", "negative bit")
+    refused(
+        lambda: sample_logits(torch.empty(1, 1).expand(1, 2**31 - 4095)),
+        "logits",
+        "2**31 - 4096",
+        2**31 - 4095,
+    )
+    refused(lambda: sample(HIDDEN, WEIGHT[:1].expand(2**31, D)), "weight", "2**31 - 4096", 2**31)
     refused(lambda: sample_logits(LOGITS.double()), "logits", "float64", "logits.float()")
     refused(lambda: sample_logits(LOGITS[:, :0]), "logits", "V = 0")
     refused(lambda: sample_logits(torch.empty(2**24 + 1, 1, dtype=torch.float16)), "2**24", 2**24 + 1)
