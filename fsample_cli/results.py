@@ -86,17 +86,22 @@ class IoModelResult(BenchResult):
 
 @dataclass(frozen=True)
 class TpModelResult:
-    """One batch size on a number of ranks, predicted: a rank's bytes, and times where the link is known."""
+    """One batch size on a number of ranks, predicted: a rank's bytes and times, on an H200."""
 
     batch: int
     tp: int
     shard_bytes: int  # weight shard and hidden states, read
     link_bytes_gather: int  # received when logits are gathered
-    link_bytes_candidates: int  # received when candidates are exchanged
-    predicted_gather_us: float | None
-    predicted_candidates_us: float | None
-    predicted_speedup: float | None  # gather / candidates
-    scaling: float | None  # candidates on one rank / candidates on `tp` ranks
+    link_bytes_candidates: int  # received when candidates are gathered, 8 bytes each
+    link_bytes_p2p: int  # received when ranks write into each other's memory, 16 bytes a candidate
+    predicted_gather_us: float
+    predicted_candidates_us: float
+    predicted_p2p_us: float
+    predicted_speedup: float  # gather / p2p
+    scaling: float  # p2p on one rank / p2p on `tp` ranks
+    paper_us: float | None = None  # published for this shape, on another GPU
+    paper_speedup: float | None = None  # over the fastest of its baselines
+    paper_scaling: float | None = None
     note: str = ""
 
 

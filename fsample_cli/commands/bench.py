@@ -38,6 +38,7 @@ from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
 from fsample_cli.reporters import write_report
 from fsample_cli.request import build_workload, parse_samplers, resolve_device
+from fsample_cli.shards import check_shards
 from fsample_cli.timing_options import ColdOption, IterationsOption, RunsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS
 
@@ -143,10 +144,7 @@ def bench(
     from fsample_cli.measure.team import team_of
 
     workload = replace(workload, tp=tp)
-    if tp > 1:
-        from fsample_cli.samplers.tensor_parallel import check_shards
-
-        check_shards(workload.vocab, tp)
+    check_shards(workload.vocab, tp)
     rounds = runs or (1 if tp == 1 else 5)
     with (
         team_of(launch.place(tp) if tp > 1 else None, where) as team,

@@ -35,10 +35,12 @@ from fsample_cli.options import (
     parse_batches,
 )
 from fsample_cli.progress import progress_bar
+from fsample_cli.published import SOURCE, published
 from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
 from fsample_cli.request import build_workload, resolve_device
 from fsample_cli.results import BenchResult, IoModelResult, TpModelResult
+from fsample_cli.shards import check_shards
 from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption, WarmupOption
 from fsample_cli.workloads import PRESETS, Workload
 
@@ -79,7 +81,8 @@ def io_model(
     Predicted speed-up, in elements: (VD + BD + 2BV + B) / (VD + BD + B), close to 1 + 2B/D. Measured: the
     fused kernel with and without its store-logits flag (fp32 logits written, nothing else changed),
     interleaved. With --tp: bytes that a rank receives when logits are gathered and when candidates are
-    exchanged, and the times they allow on the H200, whose link was measured.
+    exchanged, and the times they allow on the H200, whose link and exchanges were measured; for the shape of
+    the paper's runs on several GPUs (llama3-70b) what they published stands beside it.
     """
     if tp > 1 and measure:
         raise UsageError("--tp is predicted only, got --measure as well", "`fsample bench --tp` measures")
@@ -125,28 +128,37 @@ def io_model(
 
 
 def _over_ranks(workload: Workload, batches: Sequence[int]) -> Record:
-    from fsample_cli.measure.link_traffic import link_step, ranks_up_to
+    from fsample_cli.measure.link_traffic import MEASURED, NCCL_US, P2P_US, link_step, ranks_up_to
 
     gpu = find_gpu("NVIDIA H200")
     assert gpu is not None
+    check_shards(workload.vocab, workload.tp)
     rows = []
     for batch in batches:
-        alone = link_step(workload, batch, 1, gpu).candidates_us
+        alone = link_step(workload, batch, 1, gpu)
+        paper_alone = published(workload, batch, 1)
         for ranks in ranks_up_to(workload.tp):
-            step = link_step(workload, batch, ranks, gpu)
-            gather, words = step.gather_us, step.candidates_us
-            assert alone is not None and gather is not None and words is not None
-            rows.append(
-                TpModelResult(
-                    batch, ranks, step.shard_bytes, step.gather_bytes, step.candidate_bytes, gather, words,
-                    gather / words, alone / words,
-                )
+            step, paper = link_step(workload, batch, ranks, gpu), published(workload, batch, ranks)
+            row = TpModelResult(
+                batch, ranks, step.shard_bytes, step.gather_bytes, step.candidate_bytes, step.p2p_bytes,
+                step.gather_us, step.candidates_us, step.p2p_us, step.gather_us / step.p2p_us,
+                alone.p2p_us / step.p2p_us,
             )  # fmt: skip
+            if paper is not None and paper_alone is not None:
+                row = replace(
+                    row,
+                    paper_us=paper.fused_us,
+                    paper_speedup=paper.fi2_us / paper.fused_us,
+                    paper_scaling=paper_alone.fused_us / paper.fused_us,
+                )
+            rows.append(row)
     settings: dict[str, Json] = {
         "gpu": gpu.name,
         "ceilings": gpu.achievable_source,
-        "latencies": "not counted",
+        "exchange": f"p2p {P2P_US} us, NCCL {NCCL_US:g} us, measured at two ranks ({MEASURED})",
     }
+    if any(row.paper_us is not None for row in rows):
+        settings["paper"] = SOURCE
     return Record("tp-model", command_line(), None, workload, tuple(rows), settings)
 
 

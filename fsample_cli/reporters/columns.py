@@ -67,6 +67,18 @@ STATISTIC = (
     Column("p", lambda r: p_value(r.p_value)),
 )
 
+TP_MODEL = (
+    BATCH,
+    Column("ranks", lambda r: str(r.tp)),
+    Column("logit MB", lambda r: number(r.link_bytes_gather / 1e6, 2)),
+    Column("p2p KB", lambda r: number(r.link_bytes_p2p / 1e3, 2)),
+    Column("gather us", lambda r: microseconds(r.predicted_gather_us)),
+    Column("NCCL us", lambda r: microseconds(r.predicted_candidates_us)),
+    Column("p2p us", lambda r: microseconds(r.predicted_p2p_us)),
+    Column("speed-up", lambda r: ratio(r.predicted_speedup)),
+    Column("scaling", lambda r: ratio(r.scaling)),
+)
+
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "bench": (
         BATCH,
@@ -97,16 +109,12 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("overhead", lambda r: percent(r.measured_overhead)),
         Column("meas/pred", lambda r: ratio(r.measured_over_predicted)),
     ),
-    "tp-model": (
-        BATCH,
-        Column("ranks", lambda r: str(r.tp)),
-        Column("shard MB", lambda r: number(r.shard_bytes / 1e6, 1)),
-        Column("logit MB", lambda r: number(r.link_bytes_gather / 1e6, 2)),
-        Column("words KB", lambda r: number(r.link_bytes_candidates / 1e3, 2)),
-        Column("gather us", lambda r: microseconds(r.predicted_gather_us)),
-        Column("words us", lambda r: microseconds(r.predicted_candidates_us)),
-        Column("speed-up", lambda r: ratio(r.predicted_speedup)),
-        Column("scaling", lambda r: ratio(r.scaling)),
+    "tp-model": TP_MODEL,
+    "tp-model and the paper's": (
+        *TP_MODEL,
+        Column("paper us", lambda r: microseconds(r.paper_us)),
+        Column("its speed-up", lambda r: ratio(r.paper_speedup)),
+        Column("its scaling", lambda r: ratio(r.paper_scaling)),
     ),
     "verify": (
         *STATISTIC,
@@ -181,6 +189,8 @@ def columns_of(record: Record) -> tuple[Column, ...]:
         return COLUMNS["bench --tp"]
     if record.kind == "verify" and record.settings.get("details"):
         return COLUMNS["verify --details"]
+    if record.kind == "tp-model" and any(row.paper_us is not None for row in record.results):
+        return COLUMNS["tp-model and the paper's"]
     return COLUMNS[record.kind]
 
 

@@ -1,7 +1,6 @@
 """Samplers on a head that is split over ranks. Each takes the whole weight, as all do, and uses its part.
 
 So the same gate, battery and stopwatch serve them: every rank makes the same calls and gets the same ids.
-Shards are as long as 128 divides them, the last ones shorter: V rounded up over the ranks.
 """
 
 from __future__ import annotations
@@ -21,36 +20,14 @@ from fsample_cli.samplers.multinomial import Multinomial, MultinomialEager
 from fsample_cli.samplers.protocol import IDENTITY, Sampler, Transform
 from fsample_cli.samplers.race import Race
 from fsample_cli.samplers.unfused import Unfused
+from fsample_cli.shards import rows_of, width_of
 from fsample_kernels import distributed
 from fsample_kernels.types import Implementation, Math, Noise, SampleResult
 
 # The gather that a compiler sees. torch 2.13 renamed it; older ones have the second name alone.
 all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
-BLOCK = 128  # shards that start at its multiples draw the same tokens for any number of ranks
 NOISES, MATHS, IMPLEMENTATIONS = get_args(Noise), get_args(Math), get_args(Implementation)
 EXCHANGES = ("p2p", "p2p_after", "candidates", "log_mass")
-
-
-def width_of(vocab: int, size: int) -> int:
-    """Rows of a full shard."""
-    return -(-vocab // (size * BLOCK)) * BLOCK
-
-
-def rows_of(vocab: int, rank: int, size: int) -> slice:
-    """The rows of the head that a rank holds; none where the vocabulary is too short for all of them."""
-    width = width_of(vocab, size)
-    return slice(min(vocab, rank * width), min(vocab, (rank + 1) * width))
-
-
-def check_shards(vocab: int, size: int) -> None:
-    """Refuse ranks without a row, whose product cannot be timed. Raises UsageError."""
-    ranks = -(-vocab // width_of(vocab, size))
-    if ranks < size:
-        raise UsageError(
-            f"--tp must leave each rank a row of the head, {BLOCK} rows or more to all but the last, "
-            f"got {size} ranks for V = {vocab:,}",
-            f"try --tp {ranks}" if ranks > 1 else "leave out --tp",
-        )
 
 
 def own_rows(weight: Tensor) -> slice:

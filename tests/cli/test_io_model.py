@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 
 import pytest
 
-from tests.cli.conftest import Fsample
+from fsample_cli.measure.link_traffic import MEASURED, NCCL_US, P2P_US
+from fsample_cli.records import Record
+from fsample_cli.shards import width_of
+from tests.cli.conftest import ROOT, Fsample
 
 
 def test_predictions_need_no_run_and_match_the_published_table(fsample: Fsample) -> None:
@@ -46,16 +50,46 @@ def test_ranks_receive_words_or_logits(fsample: Fsample) -> None:
     assert data["kind"] == "tp-model" and data["workload"]["tp"] == 6
     rows = {(row["batch"], row["tp"]): row for row in data["results"]}
     assert sorted(rows) == [(batch, ranks) for batch in (16, 256) for ranks in (1, 2, 4, 6)]
-    # 128,256 logits of 2 bytes in two halves; a word of 8 bytes a row from each of the others
+    # 128,256 logits of 2 bytes in two halves; a word of 8 bytes a row from each of the others, tagged 16
     assert rows[256, 2]["link_bytes_gather"] == 256 * 64_128 * 2
     assert rows[256, 4]["link_bytes_candidates"] == 3 * 256 * 8
-    assert rows[16, 6]["shard_bytes"] == (21_376 + 16) * 8192 * 2
-    assert rows[16, 1]["link_bytes_gather"] == rows[16, 1]["link_bytes_candidates"] == 0
-    # the measured two-rank shard GEMM of this shape takes 270 us; the floor of its bytes is 239
-    assert rows[16, 2]["predicted_candidates_us"] == pytest.approx(239, rel=0.01)
-    assert rows[256, 2]["predicted_candidates_us"] == pytest.approx(341, rel=0.01)
+    assert rows[256, 4]["link_bytes_p2p"] == 3 * 256 * 16
+    assert rows[16, 6]["shard_bytes"] == (width_of(128_256, 6) + 16) * 8192 * 2 == (21_376 + 16) * 8192 * 2
+    assert rows[256, 4]["link_bytes_gather"] == 3 * 256 * 32_128 * 2  # as bench pads shards: 251 times 128
+    assert rows[16, 1]["link_bytes_gather"] == rows[16, 1]["link_bytes_p2p"] == 0
+    # the floor of two ranks' bytes and products is 239 and 341 us
+    assert rows[16, 2]["predicted_p2p_us"] == pytest.approx(239 + P2P_US, rel=0.005)
+    assert rows[256, 2]["predicted_candidates_us"] == pytest.approx(341 + NCCL_US, rel=0.005)
     assert rows[256, 6]["predicted_speedup"] > 1.4 and rows[256, 6]["scaling"] < 6
     assert fsample("io-model", "--tp", 2, "--measure").code == 2
+    refused = fsample("io-model", "--tp", 4, "--vocab", 300, "--hidden", 8)
+    assert refused.code == 2 and "got 4 ranks for V = 300; try --tp 3" in refused.error
+
+
+@pytest.mark.skipif(not (ROOT / MEASURED).exists(), reason="a source distribution carries no records")
+def test_an_exchange_costs_what_the_record_says() -> None:
+    record = Record.from_dict(json.loads((ROOT / MEASURED).read_text()))
+    costs: dict[str | None, list[float]] = {}
+    for row in record.results:
+        if row.exchange_us is not None:
+            costs.setdefault(row.algorithm, []).append(row.exchange_us)
+    assert median(costs["p2p"]) == pytest.approx(P2P_US, abs=0.05)
+    assert median(costs["candidates"]) == pytest.approx(NCCL_US, abs=0.05)
+
+
+def test_the_papers_figures_stand_beside_its_own_shape_alone(fsample: Fsample) -> None:
+    done = fsample("io-model", "--preset", "llama3-70b", "--tp", 8, "--batch", "16,32", "--format", "json")
+    data = json.loads(done.out)
+    assert "B200" in data["settings"]["paper"]
+    rows = {(row["batch"], row["tp"]): row for row in data["results"]}
+    assert rows[16, 8]["paper_us"] == 87.07
+    assert rows[16, 8]["paper_speedup"] == pytest.approx(164.16 / 87.07)
+    assert rows[16, 8]["paper_scaling"] == pytest.approx(333.82 / 87.07)
+    assert rows[32, 8]["paper_us"] is None
+    other = fsample("io-model", "--preset", "qwen3-8b", "--tp", 2, "--batch", 16)
+    assert "paper" not in other.out
+    shown = fsample("io-model", "--preset", "llama3-70b", "--tp", 2, "--batch", 16).out
+    assert "paper us  its speed-up  its scaling" in shown and "B200" in shown
 
 
 def test_the_table_over_ranks_fits_a_terminal(fsample: Fsample) -> None:

@@ -14,7 +14,7 @@ import torch
 from fsample_cli import launch
 from fsample_cli.errors import FsampleError, MissingError, UsageError
 from fsample_cli.measure.team import lost_ranks, team_of
-from fsample_cli.samplers.tensor_parallel import check_shards, rows_of
+from fsample_cli.shards import check_shards, rows_of
 from fsample_kernels.distributed import RankError
 from tests.cli import rank_jobs
 from tests.cli.conftest import ROOT, Fsample
