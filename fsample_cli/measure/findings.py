@@ -106,7 +106,7 @@ def table(environment: Environment) -> Iterator[DoctorResult]:
     count = f"{named}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
     heads: dict[str, list[str]] = {}
     for entry in entries:
-        head = f"{entry.architecture} D={entry.hidden} {entry.dtype}"
+        head = f"{entry.architecture} V={entry.vocab} D={entry.hidden} {entry.dtype}"
         heads.setdefault(head, []).append(str(entry.largest_batch))
     detail = "; ".join([count, *(f"{head} up to B={','.join(batches)}" for head, batches in heads.items())])
     here = architecture() if environment.gpu is not None else "no GPU"

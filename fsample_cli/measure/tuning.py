@@ -51,7 +51,7 @@ def entries(record: Record) -> list[dict[str, Json]]:
                 "tune again",
             )
         entry = tables.Entry(
-            architecture, record.workload.hidden,
+            architecture, record.workload.vocab, record.workload.hidden,
             str(TORCH_DTYPES[record.workload.dtype]).removeprefix("torch."), batch,
             cast(Any, chosen["choice"] or timed[BUILT_IN].implementation), cast(Any, chosen["config"]),
         )  # fmt: skip

@@ -58,8 +58,8 @@ class Candidate(Fused):
     def _entry(self, weight: Tensor) -> tables.Entry:
         assert self._choice is not None
         return tables.Entry(
-            arguments.architecture(weight.device), weight.shape[1], str(weight.dtype).removeprefix("torch."),
-            EVERY_BATCH, self._choice, self._config,
+            arguments.architecture(weight.device), weight.shape[0], weight.shape[1],
+            str(weight.dtype).removeprefix("torch."), EVERY_BATCH, self._choice, self._config,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Measured choices in the place of built-in ones: a plain table by architecture, D, dtype and batch class.
+"""Measured choices in the place of built-in ones: a table by architecture, V, D, dtype and batch class.
 
 `fsample tune` writes such a table for a GPU and a shape; nothing is ever tuned while drawing.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from .types import Implementation, Problem
 
-SCHEMA = 1
+SCHEMA = 2
 VARIABLE = "FSAMPLE_TABLE"
 CHOICES: tuple[Implementation, ...] = ("hopper", "triton", "unfused")
 
@@ -24,6 +24,7 @@ class Entry:
     """What plain calls of one batch class take: those with noise="grouped" and one sample a row."""
 
     architecture: str  # "sm_90"
+    vocab: int  # V, the rows of weight: of a shard its own. What wins at one V may lose a tenth at another
     hidden: int  # D
     dtype: str  # of hidden and weight: "bfloat16", "float16"
     largest_batch: int  # of the class; it begins above that of the entry before
@@ -81,7 +82,7 @@ def read(file: Path) -> list[Entry]:
 
 
 def _entry(row: Any, where: str) -> Entry:
-    names = ("architecture", "hidden", "dtype", "largest_batch", "choice", "config")
+    names = ("architecture", "vocab", "hidden", "dtype", "largest_batch", "choice", "config")
     if not isinstance(row, dict) or set(names) - set(row):
         raise ValueError(f"{where} must be an object with {', '.join(names)}, got {row!r}")
     entry = Entry(**{name: row[name] for name in names})
@@ -90,7 +91,7 @@ def _entry(row: Any, where: str) -> Entry:
     for name in ("architecture", "dtype"):
         if not isinstance(row[name], str):
             raise ValueError(f"{where}: {name} must be a string, got {row[name]!r}; `fsample tune` writes it")
-    for name in ("hidden", "largest_batch"):
+    for name in ("vocab", "hidden", "largest_batch"):
         value = row[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{where}: {name} must be an integer, 1 or more, got {value!r}")
@@ -141,9 +142,14 @@ def find(problem: Problem, architecture: str) -> Entry | None:
     """The entry for a call, or None."""
     if not in_use() or problem.noise != "grouped" or problem.num_samples != 1 or problem.weight is None:
         return None
-    key = (architecture, problem.weight.shape[1], str(problem.weight.dtype).removeprefix("torch."))
+    key = (architecture, *problem.weight.shape, str(problem.weight.dtype).removeprefix("torch."))
     rows = problem.num_rows
     for entry in _entries or ():
-        if (entry.architecture, entry.hidden, entry.dtype) == key and rows <= entry.largest_batch:
+        if (
+            entry.architecture,
+            entry.vocab,
+            entry.hidden,
+            entry.dtype,
+        ) == key and rows <= entry.largest_batch:
             return entry
     return None

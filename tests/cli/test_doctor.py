@@ -159,8 +159,8 @@ def test_what_ranks_need_on_two_gpus(monkeypatch: pytest.MonkeyPatch, has_nccl: 
 
 
 ENTRY = {
-    "architecture": "sm_90", "hidden": 4096, "dtype": "bfloat16", "largest_batch": 16, "choice": "hopper",
-    "config": None,
+    "architecture": "sm_90", "vocab": 1000, "hidden": 4096, "dtype": "bfloat16", "largest_batch": 16,
+    "choice": "hopper", "config": None,
 }  # fmt: skip
 
 
@@ -176,11 +176,11 @@ def test_a_table_is_named_with_what_it_is_for(
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     file = tmp_path / "table.json"
     entries = [ENTRY, ENTRY | {"largest_batch": 64}, ENTRY | {"hidden": 512}]
-    file.write_text(json.dumps({"schema": 1, "kind": "table", "entries": entries}))
+    file.write_text(json.dumps({"schema": 2, "kind": "table", "entries": entries}))
     monkeypatch.setenv("FSAMPLE_TABLE", str(file))
     (row,) = findings.table(Environment(gpu="NVIDIA H200" if capability else None))
     assert row.status == status
-    assert row.detail.startswith(f"{file}: 3 entries; sm_90 D=4096 bfloat16 up to B=16,64; sm_90 D=512 ")
+    assert row.detail.startswith(f"{file}: 3 entries; sm_90 V=1000 D=4096 bfloat16 up to B=16,64; sm_90 V=")
     assert ("none is used here" in row.detail) == (status == "note")
     assert ("fsample tune" in row.remedy) == (capability == (8, 0))
 

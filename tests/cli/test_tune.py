@@ -73,8 +73,10 @@ def test_the_fastest_is_written_unless_the_built_in_one_is_as_fast(
     done = fsample("tune", "--from", saved, "--emit-table", table)
     assert done.code == 0 and "2 entries" in done.err, done.err
     first, second = tables.read(table)
-    assert first == tables.Entry("sm_90", 16, "float32", 4, "hopper", None)  # half a percent is no reason
-    assert second == tables.Entry("sm_90", 16, "float32", 8, "hopper", FAST)
+    assert first == tables.Entry(
+        "sm_90", 300, 16, "float32", 4, "hopper", None
+    )  # half a percent is no reason
+    assert second == tables.Entry("sm_90", 300, 16, "float32", 8, "hopper", FAST)
     written = json.loads(table.read_text())
     assert written["entries"][1]["built_in_us"] == 100.0 and written["measured"]["commit"]
     assert fsample("tune", "--from", saved, "--emit-table", table).code == 2  # it is there already

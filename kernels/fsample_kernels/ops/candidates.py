@@ -17,7 +17,6 @@ from fsample_kernels.ops.hopper_configs import (
 
 SHARED = 227 * 1024  # bytes a block can have on sm_90
 BARRIERS = 1024  # of which are kept for barriers and alignment
-REGISTERS = 65536  # a multiprocessor
 CONSUMER_ACCUMULATOR = 160  # registers a thread that the accumulator may take of 240
 # What the kernel is written for. Others may compile and draw wrong tokens: a box that does not divide a
 # warpgroup's rows leaves some unread, and a third wgmma group in flight reads a stage that was handed back.
@@ -55,6 +54,10 @@ def why_not(config: HopperConfig, num_rows: int, size_d: int) -> str:
         return f"the accumulator needs {accumulator} registers a thread, at most {CONSUMER_ACCUMULATOR}"
     if config.rows0 not in (64, 128) or config.rows1 not in (0, 64, config.rows0):
         return f"warpgroups of {config.rows0} and {config.rows1} rows: 64 or 128, and no more in the second"
+    if config.bv > 128 and config.rows1 != config.rows0:
+        return (
+            f"bv = {config.bv} needs two warpgroups of the same rows, got {config.rows0} and {config.rows1}"
+        )
     if config.rows > 64 and num_rows <= config.rows // 2:
         return f"{config.rows} rows a block for a batch of {num_rows}: half of every tile would be empty"
     if size_d % config.bd and config.bd > 64:
