@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels.ops import exchange, hopper_sample
-from fsample_kernels.ops.link import LIMIT, POISON, clock
+from fsample_kernels.ops.link import clock, missed
 from fsample_kernels.types import Problem
 
 CAPACITY = 512  # words a rank and step
@@ -26,19 +26,13 @@ Draw = Callable[[], Tensor]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def close_step(  # type: ignore[no-untyped-def]
-    drawn_ptr, history_ptr, size, made_ptr, order_ptr, position_ptr, delays_ptr, link_ptr, BLOCK: tl.constexpr
+    drawn_ptr, history_ptr, size, made_ptr, order_ptr, position_ptr, delays_ptr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Keep what a step drew, [size] int64; set the position of the next one and hold it up, in ns.
-
-    Once a word has not come, the rank waits for none any more, so that a test that fails ends soon.
-    """
+    """Keep what a step drew, [size] int64; set the position of the next one and hold it up, in ns."""
     step = tl.load(made_ptr)
     i = tl.arange(0, BLOCK)
     drawn = tl.load(drawn_ptr + i, mask=i < size, other=0)
     tl.store(history_ptr + step * size + i, drawn, mask=i < size)
-    missed = (drawn == -1) | (drawn == POISON)
-    if tl.max(missed.to(tl.int32), axis=0) > 0:
-        tl.store(link_ptr + LIMIT, 0)
     tl.store(position_ptr, tl.load(order_ptr + step + 1))
     wanted = tl.load(delays_ptr + step)
     spins = tl.full((), 0, tl.int64)
@@ -61,7 +55,7 @@ class Rank:
         self.number, self.addresses, self.order, self.size = number, addresses, order, size
         self.ranks, steps = len(addresses), len(order) - 1
         self.stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.status = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+        self.status = torch.zeros((), dtype=torch.int64, device="cpu", pin_memory=True)
         self.link = torch.zeros(6 + self.ranks, dtype=torch.int64, device="cuda")
         self.position = torch.zeros((), dtype=torch.int64, device="cuda")
         self.made = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -84,7 +78,7 @@ class Rank:
     def step(self) -> None:
         close_step[(1,)](
             self.draw(), self.history, self.size, self.made, self.order, self.position, self.delays,
-            self.link, triton.next_power_of_2(self.size), num_warps=1,
+            triton.next_power_of_2(self.size), num_warps=1,
         )  # fmt: skip
 
     def by_kernel(self, problem: Problem) -> Draw:
@@ -168,16 +162,16 @@ class Ranks:
 
     def _complaint(self, rank: Rank, got: Tensor, expected: Tensor) -> str:
         wrong = (got != expected).nonzero()
-        missing, epoch = rank.status.tolist()
-        if not len(wrong) and not missing:
+        lost = missed(int(rank.status))
+        if not len(wrong) and lost is None:
             return ""
         steps = int((got != expected).any(1).sum())
         lines = [
             f"rank {rank.number} of {rank.ranks}, {rank.size} words a step: {len(wrong)} wrong in {steps} of "
-            f"{len(got)} steps; status {[missing, epoch]}, link words {rank.link[:2].tolist()}"
+            f"{len(got)} steps; (rank, epoch) missed {lost}, link words {rank.link[:2].tolist()}"
         ]
-        if missing:
-            lines.append(f"rank {missing - 1} was missed; at epoch 1: do the streams run side by side?")
+        if lost is not None and lost[1] == 1:
+            lines.append("missed in the first step: do the streams run side by side?")
         groups = torch.bincount(wrong[:, 1] // 32, minlength=1).tolist()
         lines.append(f"by 32 rows: {groups}")
         for step, row in wrong[:8].tolist():

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from .. import buffers
-from ..ops import exchange
+from ..ops import exchange, link
 from .collectives import RankError, Team
 
 MIN_CAPACITY = 4096  # words a rank and step that a link is opened for at least: 64 KiB a rank and slot
@@ -19,8 +19,9 @@ LIMIT_S = 30.0  # a healthy peer is here in microseconds, or, where its host was
 class Link:
     """Symmetric memory of a team of ranks, and the state of its exchange. Opening one is a collective call.
 
-    A step that a peer never joins ends after LIMIT_S: the ids of its rows are -1, and the next call (or
-    `check`, after a synchronisation) raises RankError. No rank may go on with the group after that.
+    A step that a peer never joins ends after LIMIT_S, those queued behind it at once: the ids of their rows
+    are -1, and the next call (or `check`, after a synchronisation) raises RankError. No rank may go on with
+    the group after that.
 
     Raises ValueError, on every rank alike, where the memory cannot be had or shared.
     """
@@ -31,7 +32,7 @@ class Link:
         self.team = team
         self.capacity = max(MIN_CAPACITY, triton.next_power_of_2(num_words))
         self.held, addresses = share(team, device, 4 * team.size * self.capacity)
-        self.status = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+        self.status = torch.zeros((), dtype=torch.int64, device="cpu", pin_memory=True)
         # See ops.link. Epoch 0 is in the zeroed buffers.
         fields = [1, 0, self.status.data_ptr(), team.rank, self.capacity, int(LIMIT_S * 1e9)]
         self.words = torch.tensor(fields + addresses, dtype=torch.int64, device=device)
@@ -62,10 +63,11 @@ class Link:
 
     def check(self) -> None:
         """Raise RankError, naming the rank, when a step that the device has finished lacked one."""
-        missing, step = self.status.tolist()
-        if missing:
+        missed = link.missed(int(self.status))
+        if missed is not None:
+            rank, step = missed
             raise RankError(
-                f"rank {missing - 1} did not send its words of exchange {step} within {LIMIT_S:g} s, in a "
+                f"rank {rank} did not send its words of exchange {step} within {LIMIT_S:g} s, in a "
                 f"group of {self.team.size}: dead, or doing something else; start the group again"
             )
 

@@ -19,15 +19,25 @@ import triton.language as tl
 
 EPOCH = tl.constexpr(0)  # of this step
 DONE = tl.constexpr(1)  # programs that have ended this step
-# Address of [2] int64 in pinned host memory: 1 + the rank that did not come, its epoch.
+# Address of an int64 in pinned host memory: 0, or the first word that did not come, see `missed`.
 STATUS = tl.constexpr(2)
 RANK = tl.constexpr(3)
 CAPACITY = tl.constexpr(4)  # words a rank and slot
-LIMIT = tl.constexpr(5)  # ns that a word is waited for
+LIMIT = tl.constexpr(5)  # ns that a word is waited for; 0 once one did not come: later steps end at once
 PEERS = tl.constexpr(6)
 # What is put in place of a word that never came: NaN in both halves, and above every score that is one.
 POISON = tl.constexpr(0x7FC000007FC00000)
 HALF = tl.constexpr(0xFFFFFFFF)
+RANK_BIT = tl.constexpr(48)  # of a status: 1 + the rank from here on, its epoch below
+# How a wait stands.
+ALL_CAME = tl.constexpr(0)
+WAITING = tl.constexpr(1)
+GAVE_UP = tl.constexpr(2)
+
+
+def missed(status: int) -> tuple[int, int] | None:
+    """(rank, epoch) of the word that did not come, or None."""
+    return ((status >> RANK_BIT.value) - 1, status % (1 << RANK_BIT.value)) if status else None
 
 
 @triton.jit
@@ -82,6 +92,11 @@ def send(link_ptr, epoch, index, word, live, RANKS: tl.constexpr, ASM: tl.conste
 
 
 @triton.jit
+def has_tag(high, low, tag):
+    return ((high ^ tag) >> 32 == 0) & ((low ^ tag) >> 32 == 0)
+
+
+@triton.jit
 def take(link_ptr, epoch, index, source, live, start, spins, RANKS: tl.constexpr, ASM: tl.constexpr):
     """Wait for the words of a rank; start: the clock when the step began to wait.
 
@@ -93,22 +108,23 @@ def take(link_ptr, epoch, index, source, live, start, spins, RANKS: tl.constexpr
     tag = (epoch & HALF) << 32
     high = load_remote(at, live, ASM)
     low = load_remote(at + 8, live, ASM)
-    waits = tl.max((live & (((high ^ tag) >> 32 != 0) | ((low ^ tag) >> 32 != 0))).to(tl.int32), axis=0)
-    while waits == 1:  # 2: given up
+    waits = tl.max((live & ~has_tag(high, low, tag)).to(tl.int32) * WAITING, axis=0)
+    while waits == WAITING:
         spins += 1
         # Every thread reads a clock of its own, and a maximum has barriers. So it also decides that the limit
         # is past: else a warp that reads it a tick earlier goes back to barriers that the others have left.
-        weight = 1 + (clock(spins, ASM) - start > limit).to(tl.int32)
+        state = tl.where(clock(spins, ASM) - start > limit, GAVE_UP, WAITING)
         high = load_remote(at, live, ASM)
         low = load_remote(at + 8, live, ASM)
-        missing = live & (((high ^ tag) >> 32 != 0) | ((low ^ tag) >> 32 != 0))
-        waits = tl.max(missing.to(tl.int32) * weight, axis=0)
-    if waits > 0:
+        waits = tl.max((live & ~has_tag(high, low, tag)).to(tl.int32) * state, axis=0)
+    if waits != ALL_CAME:
+        # One word, so that rank and epoch belong together. The first miss stays: it explains the others.
         status = tl.load(link_ptr + STATUS).to(tl.pointer_type(tl.int64))
-        tl.store(status + 1, epoch)
-        tl.store(status, source + 1)
-    came = ((high ^ tag) >> 32 == 0) & ((low ^ tag) >> 32 == 0)
-    return tl.where(came, (high << 32) | (low & HALF), POISON), spins
+        first = tl.load(status, volatile=True) == 0
+        wide = epoch * 0 + source + 1  # int64; Gluon's own `full` asks for a layout
+        tl.store(status, (wide << RANK_BIT) | epoch, mask=first)
+        tl.store(link_ptr + LIMIT, 0)
+    return tl.where(has_tag(high, low, tag), (high << 32) | (low & HALF), POISON), spins
 
 
 @triton.jit
