@@ -64,8 +64,8 @@ def tune(
     Each batch size stands for a class, from the one before it up. Every candidate (Hopper shapes, the
     portable kernel, a matmul into fp32 logits with a pass over them) is gated as in bench and timed beside
     the built-in choice, which stays unless something beats it by more than 1 %. The table rules calls with
-    this head's V (of a shard its own) and D. Nothing is tuned while drawing: the library reads the table by fsample_kernels.load_table(FILE), or at its first call from the
-    file that FSAMPLE_TABLE names.
+    this head's V (of a shard its own) and D. Nothing is tuned while drawing: the library reads the table by
+    fsample_kernels.load_table(FILE), or at its first call from the file that FSAMPLE_TABLE names.
     """
     check_file(emit_table, force, "--emit-table")
     if from_record is not None:

@@ -221,6 +221,12 @@ def test_tables_are_handed_over_side_by_side(make_problem: MakeProblem) -> None:
     assert hopper_sample.beside(whole) is whole
 
 
+def test_rows_that_lie_over_one_another_are_not_read_by_tma() -> None:
+    row = torch.zeros(1, 64, dtype=torch.bfloat16)
+    assert hopper_sample.tma_fits(row) and hopper_sample.tma_fits(row.expand(8, -1).contiguous())
+    assert not hopper_sample.tma_fits(row.expand(8, -1))
+
+
 def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
     variants = ["plain", "rows", "bias", "sparse", "stored", "mass", "exact", "element", "element rows"]
     jobs = [(UP_TO_64, make_job(UP_TO_64, variant)) for variant in variants]

@@ -249,7 +249,7 @@ def test_rows_do_not_depend_on_batch_or_order() -> None:
     order = torch.randperm(200, device="cuda")
     shuffled = sample(hidden[order], weight, seed=seed[order], implementation="hopper").ids
     assert torch.equal(shuffled, whole[order])
-    for rows in (1, 3, 16, 17, 64):
+    for rows in (1, 3, 16, 17, 64, 100, 150):
         part = sample(hidden[:rows], weight, seed=seed[:rows], implementation="hopper").ids
         assert torch.equal(part, whole[:rows]), rows
 
@@ -369,10 +369,15 @@ def test_unseeded_graph_draws_anew() -> None:
 
 
 def test_two_streams_at_once() -> None:
-    hidden, weight = inputs(16, 32000, 1024)
+    """64 tiles leave half of the SMs to the other stream; both start when all calls are queued."""
+    hidden, weight = inputs(16, 8192, 1024)
     want = [sample(hidden, weight, seed=s).ids for s in range(40)]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            sample(hidden, weight, seed=0, implementation="hopper")  # makes what the stream keeps
+            torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]  # cycles: 50 ms
     got = []
     for s in range(40):
         with torch.cuda.stream(streams[s % 2]):
@@ -389,6 +394,9 @@ def test_strided_hidden_and_padded_weight_rows() -> None:
     padded[:, :512] = weight
     want = sample(hidden, weight, seed=2, implementation="hopper").ids
     assert torch.equal(sample(wide[:, 1:513], padded[:, :512], seed=2, implementation="hopper").ids, want)
+    row = hidden[:1].expand(8, -1)  # one row in memory
+    want = sample(row.contiguous(), weight, seed=2, implementation="hopper").ids
+    assert torch.equal(sample(row, weight, seed=2, implementation="hopper").ids, want)
 
 
 def test_compiles_once_a_batch_class() -> None:

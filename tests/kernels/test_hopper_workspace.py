@@ -72,6 +72,20 @@ def test_no_two_launches_share_state(capture: Callable[[], Workspace]) -> None:
     assert not any(bool(held.counters.any() | held.flags.any()) for held in all_of_them)
 
 
+@pytest.mark.usefixtures("capture")
+def test_two_streams_never_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    for handle in (7, 8, 7):
+        stream = SimpleNamespace(cuda_stream=handle, record_event=None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        held.append(workspace(8, 0, FLAGS, DEVICE))
+    first, second, again = held
+    assert again is first
+    for name in ("keys", "counters", "flags"):
+        apart = {getattr(each, name).untyped_storage().data_ptr() for each in (first, second)}
+        assert len(apart) == 2, name
+
+
 def test_a_spare_that_is_too_small_is_kept_for_others(capture: Callable[..., Workspace]) -> None:
     many = hopper_workspace.ROWS + 1
     large = capture(many, 12)

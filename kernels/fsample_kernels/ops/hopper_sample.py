@@ -54,8 +54,9 @@ def ctas_for(units: int, most: int, blocks_d: int, bv: int) -> int:
 
 
 def tma_fits(x: Tensor) -> bool:
-    """Rows of 16-byte multiples at 16-byte addresses."""
-    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    """Rows of 16-byte multiples at 16-byte addresses, none over another as `expand` has them."""
+    rows = x.stride(0) >= x.shape[1] and x.stride(0) * x.element_size() % 16 == 0
+    return x.stride(1) == 1 and rows and x.data_ptr() % 16 == 0
 
 
 def why_not(problem: Problem) -> str | None:
