@@ -69,6 +69,19 @@ def test_masked_ids_among_a_million_rows(kernel: Implementation, noise: Noise) -
     assert int(wrong) == 0
 
 
+@pytest.mark.parametrize("samples", [1, 5])
+def test_both_halves_of_a_flat_vocabulary(kernel: Implementation, samples: int) -> None:
+    """Winners of tiles kept in 16 bits would tie, and the earlier one then always win: 0.508."""
+    hidden, weight = exact(torch.zeros(151_936), 4000)
+    low = torch.zeros((), dtype=torch.int64, device=GPU)
+    for position in range(50 // samples):
+        ids = sample(
+            hidden, weight, seed=2, position=position, num_samples=samples, implementation=kernel
+        ).ids
+        low += ids.lt(151_936 // 2).sum()
+    assert abs(int(low) / 200_000 - 0.5) < 4 * 0.5 / math.sqrt(200_000)
+
+
 def test_greedy_ids_are_those_of_a_float64_product(kernel: Implementation) -> None:
     """Logits rounded to bf16 would change a few percent of these ids."""
     generator = torch.Generator(GPU).manual_seed(3)
