@@ -193,7 +193,7 @@ def test_tensors_on_another_gpu(make_problem: MakeProblem) -> None:
         if torch.cuda.get_device_capability(1) == (9, 0):
             from fsample_kernels.ops import hopper_sample
 
-            assert hopper_sample.run(second).ids.tolist() == lm_head_sample.run(first).ids.tolist()
+            assert hopper_sample.run(second).ids.tolist() == hopper_sample.run(first).ids.tolist()
             assert torch.cuda.current_device() == 0
         assert second.hidden is not None and second.weight is not None
         given = dataclasses.replace(second, hidden=None, weight=None, logits=second.hidden @ second.weight.T)
