@@ -33,6 +33,16 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     return np.where(inexact, bits + outward, bits).view(np.float64).astype(f32)
 
 
+def real(a: Array) -> Array:
+    """What an .f32 instruction reads in a register that an integer one has written."""
+    return a.astype(np.uint32).view(f32) if a.dtype.kind in "iu" else a
+
+
+def bits(a: Array) -> Array:
+    """What an integer instruction reads in a register that an .f32 one has written."""
+    return a.view(np.uint32).astype(np.int64) if a.dtype == f32 else a
+
+
 def select(a: Array, b: Array, predicate: Array) -> Array:
     return np.where(predicate, a, b)
 
@@ -41,7 +51,7 @@ OPERATIONS: dict[str, Operation] = {
     "add.f32": lambda a, b: a + b,
     "add.s64": lambda a, b: a + b,
     "and.b16": lambda a, b: a & b,
-    "and.b32": lambda a, b: a & b,
+    "and.b32": lambda a, b: bits(a) & b,
     "cvt.rn.f32.u32": lambda a: a.astype(f32),
     "cvt.u32.u16": lambda a: a,
     "cvt.u32.u64": lambda a: a & 0xFFFFFFFF,
@@ -51,10 +61,11 @@ OPERATIONS: dict[str, Operation] = {
     "mad.wide.s32": lambda a, b, c: a * b + c,
     "max.f32": np.fmax,
     "min.f32": np.fmin,
+    "min.u32": np.minimum,
     "mov.b32": lambda a: a,
     "mov.u32": lambda a: a,
     "mov.u64": lambda a: a,
-    "mul.f32": lambda a, b: a * b,
+    "mul.f32": lambda a, b: real(a) * real(b),
     "mul.wide.s32": lambda a, b: a * b,
     "neg.f32": lambda a: -a,
     "or.b16": lambda a, b: a | b,
@@ -71,6 +82,7 @@ OPERATIONS: dict[str, Operation] = {
     "shl.b32": lambda a, b: (a << b) & 0xFFFFFFFF,
     "shr.u32": lambda a, b: a >> b,
     "sub.f32": lambda a, b: a - b,
+    "sub.s32": lambda a, b: (a - b) & 0xFFFFFFFF,
     "xor.pred": lambda a, b: a ^ b,
 }
 
@@ -79,24 +91,28 @@ class Kernel:
     """A kernel of one dimension without branches or shared memory.
 
     Raises ValueError for an instruction that is not known, and for a product that ptxas could still contract
-    with a sum and change its value: one that is not by a power of two.
+    with a sum and change its value: one that is not by a power of two, and goes into an add or a sub.
     """
 
     def __init__(self, ptx: str, block: int) -> None:
         self._block = block
         body = ptx[ptx.index("{", ptx.index(".entry")) :].partition("ret;")[0]
         self._steps = [
-            (found[1], re.findall(r"[%\w]+(?:\.\w+)?", found[2]))
+            (found[1], re.findall(r"-?[%\w]+(?:\.\w+)?", found[2]))
             for found in map(LINE.match, map(str.strip, body.splitlines()))
             if found is not None
         ]
-        for name, operands in self._steps:
+        products: set[str] = set()
+        for name, (target, *operands) in self._steps:
             if name not in OPERATIONS and not name.startswith(("ld.", "st.global")):
                 raise ValueError(f"an instruction must be one of OPERATIONS, got {name!r}; add it there")
-            if name == "mul.f32" and not any(map(is_power_of_two, operands)):
+            handed_on = name in ("neg.f32", "selp.f32", "mov.b32") and products.intersection(operands)
+            if handed_on or (name == "mul.f32" and not any(map(is_power_of_two, operands))):
+                products.add(target)
+            if name in ("add.f32", "sub.f32") and products.intersection(operands):
                 raise ValueError(f"a product must be by a power of two or an fma, got {name} {operands}")
 
-    def run(self, threads: int, arguments: list[Array | int]) -> Array:
+    def run(self, threads: int, arguments: list[Array | int | f32]) -> Array:
         """What the kernel stores to its last array, by thread: int [threads]. Arguments that are arrays are
         read at their addresses."""
         i = np.arange(threads)
@@ -114,11 +130,11 @@ class Kernel:
             if name.startswith("ld.param"):
                 number = int(operands[0].rpartition("_")[2])
                 given = arguments[number] if number < len(arguments) else 0
-                known[target] = np.asarray(given if isinstance(given, int) else number << ARRAY_BITS)
+                known[target] = np.asarray(number << ARRAY_BITS if isinstance(given, np.ndarray) else given)
             elif name.startswith("ld.global"):
                 address = known[operands[0]] + int(operands[1])
                 array = arguments[int(address.flat[0]) >> ARRAY_BITS]
-                assert not isinstance(array, int)
+                assert isinstance(array, np.ndarray)
                 known[target] = array[(address & ((1 << ARRAY_BITS) - 1)) // array.itemsize]
             elif name.startswith("st.global"):
                 stored[:] = known[operands[1]]

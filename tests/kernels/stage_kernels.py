@@ -13,14 +13,13 @@ BLOCK = 1024
 
 
 @triton.jit
-def member_kernel(x_ptr, high_ptr, low_ptr, out_ptr, count, FAST: tl.constexpr, N: tl.constexpr):
+def member_kernel(x_ptr, high_ptr, low_ptr, out_ptr, count, scale, FAST: tl.constexpr, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     mask = i < count
     x = (tl.load(x_ptr + i * 0),)  # type: tuple[tl.tensor, ...]
     for j in tl.static_range(1, 32):
         x = x + (tl.load(x_ptr + i * 0 + j),)
-    one = tl.full((N,), 1.0, tl.float32)
-    _, total, sums = device.group_mass(x, one, FAST)
+    _, total, sums = device.group_mass(x, tl.full((N,), 0.0, tl.float32) + scale, FAST)
     r0 = tl.load(high_ptr + i, mask=mask, other=0).to(tl.uint32)
     r1 = tl.load(low_ptr + i, mask=mask, other=0).to(tl.uint32)
     member, _ = device.draw_member(sums, total, r0, r1)
@@ -58,11 +57,11 @@ def function_kernel(x_ptr, out_ptr, softcap, NAME: tl.constexpr, FAST: tl.conste
     tl.store(out_ptr + i, y)
 
 
-def members(x: Tensor, words: list[int], fast: bool) -> list[int]:
-    """Member of the group x [32] (log2 masses, fp32) that each 64-bit word draws."""
+def members(x: Tensor, words: list[int], fast: bool, scale: float = 1.0) -> list[int]:
+    """Member of the group x [32] (log2 masses / scale, fp32) that each 64-bit word draws."""
     high, low = split(words, str(x.device))
     out = torch.full((len(words),), -1, dtype=torch.int32, device=x.device)
-    member_kernel[(triton.cdiv(len(words), BLOCK),)](x, high, low, out, len(words), fast, BLOCK)
+    member_kernel[(triton.cdiv(len(words), BLOCK),)](x, high, low, out, len(words), scale, fast, BLOCK)
     return out.tolist()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -22,7 +23,10 @@ pytestmark = [
 ]
 BLOCK = 128
 POINTS = 1023
-TYPES = {"x_ptr": "*fp32", "high_ptr": "*i64", "low_ptr": "*i64", "out_ptr": "*i32", "count": "i32"}
+TYPES = {
+    "x_ptr": "*fp32", "high_ptr": "*i64", "low_ptr": "*i64", "out_ptr": "*i32", "count": "i32",
+    "scale": "fp32",
+}  # fmt: skip
 
 
 def compiled(fast: bool, folder: Path) -> ptx.Kernel:
@@ -44,13 +48,22 @@ def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return compiled(request.param, tmp_path_factory.mktemp("triton"))
 
 
-def measure(kernel: ptx.Kernel, x: torch.Tensor) -> dict[int, int]:
-    def members(words: list[int]) -> list[int]:
-        high, low = (half.numpy() for half in bisection.split(words))
-        found: list[int] = kernel.run(len(words), [x.numpy(), high, low, np.zeros(0), len(words)]).tolist()
-        return found
+def members(kernel: ptx.Kernel, x: torch.Tensor, words: list[int], scale: float = 1.0) -> list[int]:
+    high, low = (half.numpy() for half in bisection.split(words))
+    arguments: list[ptx.Array | int | np.float32] = [
+        x.numpy(),
+        high,
+        low,
+        np.zeros(0),
+        len(words),
+        np.float32(scale),
+    ]
+    found: list[int] = kernel.run(len(words), arguments).tolist()
+    return found
 
-    return bisection.measures(members, POINTS)
+
+def measure(kernel: ptx.Kernel, x: torch.Tensor) -> dict[int, int]:
+    return bisection.measures(lambda words: members(kernel, x, words), POINTS)
 
 
 @pytest.mark.parametrize("name", list(bisection.tail_groups()))
@@ -58,6 +71,24 @@ def test_every_member_of_a_group_has_its_probability(kernel: ptx.Kernel, name: s
     """By bisection over all 2**64 words: 1 % relative down to 2**-40, 2**-44 absolute below, TV < 2**-20."""
     x = bisection.tail_groups()[name]
     bisection.assert_claim(x, measure(kernel, x))
+
+
+@pytest.mark.parametrize("scale", [1.4426950, 14.426950, 1.4426950e10, 1.4426950e15])
+@pytest.mark.parametrize("size", [1.0, 20.1, 1e9, 1e10, -1e10, -1e30, 1.7e22, -1.7e22, -1e38])
+def test_however_large_the_logits_one_of_the_largest_is_drawn(
+    kernel: ptx.Kernel, size: float, scale: float
+) -> None:
+    """A bias of -1e10 for what is not wanted, or a temperature of 1e-10: what x scale - m drops must not make
+    masses of 0 or inf. Two of the 32 logits are the largest, 1e-6 of themselves above the others."""
+    if abs(size * scale) >= 3.4e38:
+        pytest.skip("y / temperature has left fp32")
+    x = torch.full((32,), size * (1 - math.copysign(1e-6, size)))
+    x[5], x[22] = size, size
+    words = [int(word) << 32 | 0xABCDEF for word in np.linspace(0, 2**32 - 1, 257).astype(np.int64)]
+    found = set(members(kernel, x, words, scale))
+    if abs(size * scale) > 1e8:
+        assert found == {5, 22}
+    assert {5, 22} <= found
 
 
 def test_an_fma_is_rounded_once() -> None:
@@ -83,4 +114,6 @@ def rounded(value: int) -> float:
 
 def test_a_product_that_ptxas_could_contract_is_refused() -> None:
     with pytest.raises(ValueError, match="power of two or an fma"):
-        ptx.Kernel(".entry k() {\nmul.f32 %r1, %r2, %r3;\nret;\n}", BLOCK)
+        ptx.Kernel(
+            ".entry k() {\nmul.f32 %r1, %r2, %r3;\nneg.f32 %r4, %r1;\nadd.f32 %r5, %r2, %r4;\nret;\n}", BLOCK
+        )

@@ -147,6 +147,18 @@ def pick(sums, bit, HALF: tl.constexpr):  # 2 HALF tensors -> HALF, those whose 
 
 
 @triton.jit
+def damping(m):
+    """A power of two that brings |m| below 2^31; 1 for every logit of a language model.
+
+    x c - m is one fma, which keeps of the largest x what the rounding of m dropped, up to 2^-24 |m|: from
+    2^31 on an exponent of 128 or more, and a mass of 0 or inf. The next lower x is as far below, so that no
+    member but the largest has a share worth a draw, damped or not.
+    """
+    exponent = m.to(tl.uint32, bitcast=True) & 0x7F800000
+    return tl.minimum(0x8E000000 - exponent, 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def group_mass(
     x,  # 32 tensors of one shape: member j of every group, fp32 logits, -inf where forbidden
     c,  # log2(e) / temperature, broadcast to that shape
@@ -156,14 +168,18 @@ def group_mass(
 
     A NaN or +inf logit makes the total NaN.
     """
-    m = x[0]
+    top = x[0]
     for j in tl.static_range(1, 32):
-        m = tl.maximum(m, x[j])
-    m = m * c  # c > 0, so maximum and product commute
-    m = tl.where(m == float("-inf"), 0.0, m)
-    s0 = (exp2(x[0] * c - m, FAST),)  # type: tuple[tl.tensor, ...]
+        top = tl.maximum(top, x[j])
+    m = top * c  # c > 0, so maximum and product commute
+    empty = m == float("-inf")
+    top = tl.where(empty, 0.0, top)
+    m = tl.where(empty, 0.0, m)
+    c *= damping(m)
+    base = top * c
+    s0 = (exp2(x[0] * c - base, FAST),)  # type: tuple[tl.tensor, ...]
     for j in tl.static_range(1, 32):
-        s0 = s0 + (exp2(x[j] * c - m, FAST),)
+        s0 = s0 + (exp2(x[j] * c - base, FAST),)
     s1 = halve(s0, 16)
     s2 = halve(s1, 8)
     s3 = halve(s2, 4)

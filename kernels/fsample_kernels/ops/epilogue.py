@@ -12,6 +12,7 @@ from fsample_kernels import types
 from fsample_kernels.ops.device import (
     LOG2_E,
     base2_scale,
+    damping,
     element_draw,
     exp2,
     greedy,
@@ -158,7 +159,8 @@ def tile_mass(y, c, FAST: tl.constexpr):
     """(max, sum of 2^(y c - max)) of the tile in base 2; max = -inf, sum = 0 where nothing is allowed."""
     m = tl.max(y, axis=1) * c
     base = tl.where(m == float("-inf"), 0.0, m)
-    return m, tl.sum(exp2(y * c[:, None] - base[:, None], FAST), axis=1)
+    damp = damping(base)
+    return m, tl.sum(exp2(y * (c * damp)[:, None] - (base * damp)[:, None], FAST), axis=1)
 
 
 @triton.jit
