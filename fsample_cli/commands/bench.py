@@ -88,8 +88,9 @@ def bench(
 
     With --tp the head is split over ranks, which are started here unless torchrun has done so: fused with
     its exchanges (fused:p2p, fused:p2p_after, fused:candidates, fused:log_mass), baselines with the
-    all-gather of logits inside, gemm a rank's own product, shard a rank's own draw without an exchange,
-    one-rank the whole head on each. Times are the slowest rank's, over 5 runs unless --runs says otherwise.
+    all-gather of logits inside (in one compiled graph: multinomial, race, fi1-compiled, fi2-compiled), gemm a
+    rank's own product, shard a rank's own draw without an exchange, one-rank the whole head on each. Times
+    are the slowest rank's, over 5 runs unless --runs says otherwise.
 
     With --features: per-row temperature with greedy rows, seeds on the device, mask, dense and sparse bias,
     head bias, soft-cap, logprob, lse, four samples, element noise; each alone, with values that change no

@@ -47,7 +47,7 @@ def _passes(sampler: str, e: int) -> int | None:
         "fi2": 2 * e + 8,
         "fi1": 2 * e + 24,
     }
-    return known.get(sampler)
+    return known.get(sampler.removesuffix("-compiled"))
 
 
 def traffic(sampler: str, workload: Workload, batch: int) -> Traffic | None:

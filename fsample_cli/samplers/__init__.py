@@ -17,9 +17,11 @@ NAMES = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi
 DEFAULT = ("fused", "gemm", "multinomial-eager", "multinomial", "race", "fi1", "fi2")
 
 # What `bench --tp` runs: our exchanges, a rank's product and its draw alone, the whole head on one rank, and
-# the baselines with the all-gather of logits inside.
+# the baselines with the all-gather of logits inside; FlashInfer's also with the gather in a compiled graph.
+COMPILED = ("fi1-compiled", "fi2-compiled")
 TP_NAMES = (
-    "fused", "gemm", "shard", "one-rank", "multinomial-eager", "multinomial", "race", "fi1", "fi2", "unfused",
+    "fused", "gemm", "shard", "one-rank", "multinomial-eager", "multinomial", "race", "fi1", "fi2", *COMPILED,
+    "unfused",
 )  # fmt: skip
 TP_DEFAULT = ("fused:candidates", "fused:log_mass", *TP_NAMES[1:-1])
 TP_DEFAULT_GPU = ("fused:p2p", "fused:p2p_after", *TP_DEFAULT)

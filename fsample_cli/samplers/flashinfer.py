@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsample_cli.samplers.compiled import Body, compile_whole
 from fsample_cli.samplers.protocol import (
     IDENTITY,
     SamplerUnavailable,
@@ -26,8 +27,8 @@ INSTALL = (
 )
 
 
-class FlashInfer:
-    """`flashinfer.sampling` on materialised logits, with explicit seed and offset."""
+class _OnLogits:
+    """`flashinfer.sampling` on fp32 logits over the temperature, with explicit seed and offset."""
 
     algorithm: str | None = None
     implementation = "flashinfer"
@@ -40,7 +41,7 @@ class FlashInfer:
         self.description = (
             "flashinfer.sampling.top_k_top_p_sampling_from_logits("
             "(hidden @ weight.T) / T, top_k=-1, top_p=1.0)"
-            if name == "fi1"
+            if name.startswith("fi1")
             else "flashinfer.sampling.sampling_from_logits((hidden @ weight.T) / T)"
         )
         self.logits_dtype: str | None = None
@@ -77,16 +78,54 @@ class FlashInfer:
     def sample(
         self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
     ) -> Tensor:
-        return self.draw(self.product(hidden, weight), temperature=temperature, seed=seed, position=position)
+        return self._pick(self.scaled(hidden, weight, self._temperature), seed, position)
 
-    def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
-        scaled = self._transform.apply(logits) / self._temperature  # [B, V] fp32
+    def scaled(self, hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
+        """hidden [B, D], weight [V, D], temperature [B, 1] fp32 -> [B, V] fp32."""
+        return self._transform.apply(self.product(hidden, weight)) / temperature
+
+    def _pick(self, scaled: Tensor, seed: int, position: int) -> Tensor:
+        """scaled [B, V] fp32, logits over the temperature -> ids [B] int32: widening would add a launch."""
         word = mix(seed, position)
         ids: Tensor
-        if self.name == "fi1":
+        if self.name.startswith("fi1"):
             ids = self._sampling.top_k_top_p_sampling_from_logits(
                 scaled, top_k=-1, top_p=1.0, seed=word, offset=0
             )
         else:
             ids = self._sampling.sampling_from_logits(scaled, seed=word, offset=0)
-        return ids  # [B] int32: widening it would add a launch to its time
+        return ids
+
+
+class FlashInfer(_OnLogits):
+    """Product and draw as separate calls."""
+
+    def draw(self, logits: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        return self._pick(self._transform.apply(logits) / self._temperature, seed, position)
+
+
+class FlashInferCompiled(_OnLogits):
+    """Product, on a split head its all-gather, and division as one compiled graph; then the sampler, which no
+    compiler sees into.
+    """
+
+    implementation = "torch.compile+flashinfer"
+
+    def __init__(self, name: str, transform: Transform = IDENTITY) -> None:
+        super().__init__(name, transform)
+        self.description = self.description.replace(
+            "(hidden @ weight.T) / T",
+            "torch.compile((hidden @ weight.T) / T; fullgraph=True, dynamic=False)",
+        )
+        self._compiled: Body | None = None
+
+    def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
+        if self._compiled is None and hidden.device.type == "cuda":
+            self._compiled = compile_whole(self.name, self.scaled, hidden.device)
+        super().prepare(hidden, weight, temperature=temperature)
+
+    def sample(
+        self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
+    ) -> Tensor:
+        assert self._compiled is not None, "prepare first"
+        return self._pick(self._compiled(hidden, weight, self._temperature), seed, position)

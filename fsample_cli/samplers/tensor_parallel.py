@@ -14,7 +14,7 @@ from torch.distributed import _functional_collectives as functional
 
 from fsample_cli import samplers
 from fsample_cli.errors import UsageError
-from fsample_cli.samplers.flashinfer import FlashInfer
+from fsample_cli.samplers.flashinfer import FlashInfer, FlashInferCompiled
 from fsample_cli.samplers.fused import Fused
 from fsample_cli.samplers.multinomial import Multinomial, MultinomialEager
 from fsample_cli.samplers.protocol import IDENTITY, Sampler, Transform
@@ -167,8 +167,12 @@ def load(name: str, transform: Transform = IDENTITY) -> Sampler:
         return ShardDraw(transform)
     if name == "one-rank":
         return OneRank(transform)
-    made = None if samplers.is_user_function(name) else samplers.load(name, transform)
-    if isinstance(made, (Multinomial, MultinomialEager, Race, FlashInfer, Unfused)):
+    made: Sampler | None = None
+    if name in samplers.COMPILED:
+        made = FlashInferCompiled(name, transform)
+    elif not samplers.is_user_function(name):
+        made = samplers.load(name, transform)
+    if isinstance(made, (Multinomial, MultinomialEager, Race, FlashInfer, FlashInferCompiled, Unfused)):
         made.product = gathered_product
         made.description = made.description.replace(
             "hidden @ weight.T", "all_gather(hidden @ weight_shard.T)"

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from fsample_cli import samplers
 from fsample_cli.errors import FsampleError
 from fsample_cli.launch import Place
 from fsample_cli.measure.clocks import make_clock_reader
@@ -15,6 +16,7 @@ from fsample_cli.measure.compile_ahead import compile_ahead
 from fsample_cli.measure.team import Ranks, lost_ranks, same_counts
 from fsample_cli.measure.timing import WallStopwatch, time_interleaved
 from fsample_cli.samplers import tensor_parallel
+from fsample_cli.samplers.flashinfer import FlashInferCompiled
 from fsample_kernels import distributed
 from tests.kernels.rank_jobs import exact_head
 
@@ -56,6 +58,21 @@ def gather_products(rank: int, size: int) -> list[bool]:
         hidden = torch.randint(-2, 3, (3, 8), generator=generator).float()
         weight = torch.randint(-2, 3, (vocab, 8), generator=generator).float()
         equal.append(torch.equal(tensor_parallel.gathered_product(hidden, weight), hidden @ weight.T))
+    return equal
+
+
+def compile_the_gather(rank: int, size: int) -> list[bool]:
+    """Whether FlashInfer's logits, compiled with the gather inside as one whole graph, are the product's over
+    T. The code generator has tests of its own; here it is the graph that must be whole.
+    """
+    hidden, weight = exact_head(4, 300, 8)
+    temperature = torch.full((4, 1), 0.5)
+    equal = []
+    for name in samplers.COMPILED:
+        sampler = tensor_parallel.load(name)
+        assert isinstance(sampler, FlashInferCompiled)
+        compiled = torch.compile(sampler.scaled, fullgraph=True, dynamic=False, backend="eager")
+        equal.append(torch.equal(compiled(hidden, weight, temperature), (hidden @ weight.T).float() * 2))
     return equal
 
 

@@ -115,6 +115,10 @@ def test_gathered_logits_are_the_whole_product() -> None:
     assert run_ranks(3, rank_jobs.gather_products) == [[True] * 4] * 3
 
 
+def test_flashinfers_gather_is_in_the_compiled_graph() -> None:
+    assert run_ranks(2, rank_jobs.compile_the_gather) == [[True] * 2] * 2
+
+
 def test_a_sampler_runs_on_every_rank_or_on_none() -> None:
     assert run_ranks(3, rank_jobs.agree_on_notes) == [["", "no compiler"]] * 3
 
