@@ -41,9 +41,17 @@ LARGE = HopperConfig(bv=256, rows0=64, rows1=64, bd=64, box=32, stages=4, in_fli
 ALL = (UP_TO_64, UP_TO_64_NARROW, UP_TO_128, UP_TO_192, LARGE)
 
 
+# Largest batch of the class, what D must be a multiple of, and the shape: the first line that fits serves.
+CLASSES = (
+    (64, 128, UP_TO_64),
+    (64, 1, UP_TO_64_NARROW),
+    (128, 1, UP_TO_128),
+    (192, 1, UP_TO_192),
+    (1 << 31, 1, LARGE),
+)
+
+
 def pick(num_rows: int, size_d: int, num_samples: int, noise: Noise) -> HopperConfig:
-    if num_rows <= 64:
-        return UP_TO_64 if size_d % 128 == 0 else UP_TO_64_NARROW
-    if num_rows <= 128 or num_samples > 1 or noise == "element":
-        return UP_TO_128
-    return UP_TO_192 if num_rows <= 192 else LARGE
+    if num_samples > 1 or noise == "element":
+        num_rows = min(num_rows, 128)
+    return next(shape for most, factor, shape in CLASSES if num_rows <= most and size_d % factor == 0)

@@ -1,4 +1,4 @@
-"""The fast path on Hopper: LM-head matmul and grouped draw in one launch, nothing stored but one key a row.
+"""The fast path on Hopper: LM-head matmul and draw in one launch; where ids are all, it stores a key a row.
 
 At most one persistent CTA per SM. A producer warp streams tiles of W and H through a ring of shared-memory
 stages by TMA (`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and
@@ -10,10 +10,13 @@ run. Log-probabilities, the log-sum-exp and several samples a row leave candidat
 `reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to the next
 (`hopper_carry.py`).
 
-Values that only travel do so in tuples: ring (w_bufs, h0_bufs, h1_bufs, empty, full_bars), share (units,
-ctas, cta, row0), carry (sums_ptr, flags_ptr), sizes (num_rows, num_columns, num_samples, blocks_d,
-num_slots), own (rows, live, c, greedy, any_greedy, span). None holds a constexpr: out of a tuple in a
-variable it would come as a tensor.
+Values that only travel do so in tuples, none of which holds a constexpr: out of a tuple in a variable it
+would come as a tensor.
+    ring       w_bufs, h0_bufs, h1_bufs, empty, full_bars
+    place      units, ctas, cta, row0: of the CTA in its launch
+    carry      sums_ptr, flags_ptr: of `hopper_carry`
+    sizes      num_rows, num_columns, num_samples, blocks_d, num_slots
+    row_state  rows, live, c, greedy, any_greedy, span: what does not change over the tiles
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -59,12 +62,13 @@ ANY_ALIGNMENT = (
 
 @gluon.jit
 def finish_tile(
-    acc, state, column0, slot, starts, own, sizes, row_args, tables, candidates, logits_ptr,
+    acc, state, column0, slot, starts, row_state, sizes, row_args, tables, candidates, logits_ptr,
     M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """Transforms, logits if asked for, draws. With several samples a tile leaves its candidates at once."""
-    rows, live, _, _, _, span = own
+    rows, live, _, _, _, span = row_state
+    first_id = tables[0]
     num_rows, num_columns, num_samples, _, num_slots = sizes
     lay: gl.constexpr = state[0].type.layout
     lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, lay)), 0)
@@ -79,11 +83,11 @@ def finish_tile(
         if logits_ptr is not None:
             store_logits(logits_ptr, xs, rows, num_rows, column0 + b * 128, num_columns)
         ready += (xs,)
-    first_block = (tables[0] + column0) // 128
+    first_block = (first_id + column0) // 128
     if SINGLE:
         for b in gl.static_range(N // 128):
             state = draw_into(
-                state, ready[b], own, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b,
+                state, ready[b], row_state, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b,
                 column0 + b * 128, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     else:
@@ -92,25 +96,26 @@ def finish_tile(
             one = empty_state(M, lay)
             for b in gl.static_range(N // 128):
                 one = draw_into(
-                    one, ready[b], own, row_args, sample.to(gl.uint32), lane, first_block + b,
+                    one, ready[b], row_state, row_args, sample.to(gl.uint32), lane, first_block + b,
                     column0 + b * 128, WANT_MASS, GROUPED, FAST,
                 )  # fmt: skip
             store_candidates(
-                one, gl.max(rows, 1), num_rows, tables[0], slot, num_slots, sample, candidates, WANT_MASS
+                one, gl.max(rows, 1), num_rows, first_id, slot, num_slots, sample, candidates, WANT_MASS
             )
     return state
 
 
 @gluon.jit
 def consumer(
-    ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+    ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
     WG: gl.constexpr, BV: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
     STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: of every tile of the CTA the MW0 rows from row0 on, or the MW1 rows after these; in the
-    last box of H as many rows lower as `last_box` says."""
-    units, ctas, cta, row0 = share
+    last box of H pulled back as `last_box` says."""
+    units, ctas, cta, row0 = place
+    first_id = tables[0]
     first_row = row0 + WG * MW0
     MW: gl.constexpr = MW0 if WG == 0 else MW1
     num_rows, _, _, blocks_d, num_slots = sizes
@@ -120,18 +125,18 @@ def consumer(
     block = blocks(gl.zeros((MW, BV), gl.float32, layout=mma), MW, BV)[0]
     lay: gl.constexpr = by_group(block, MW)[0].type.layout
     rows = gl.expand_dims(gl.arange(0, MW, layout=gl.SliceLayout(1, lay)), 1) + first_row
-    edge, lower = last_box(num_rows, row0, MW0 + MW1, BOX)
-    rows -= gl.where(rows >= edge, lower, 0)
+    edge, back = last_box(num_rows, row0, MW0 + MW1, BOX)
+    rows -= gl.where(rows >= edge, back, 0)
     live = rows < num_rows
     c, greedy = load_scale(rows, live, row_args)
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
-    own = (rows, live, c, greedy, any_greedy, (first_row - lower, first_row + MW))
+    row_state = (rows, live, c, greedy, any_greedy, (first_row - back, first_row + MW))
     state = empty_state(MW, lay)
     row_blocks = gl.cdiv(num_rows, MW0 + MW1)
-    dealt = split_work(units, ctas, cta, blocks_d, BV)
+    deal = split_work(units, ctas, cta, blocks_d, BV)
     i = 0
-    for n in range(dealt[1]):
-        tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+    for n in range(deal[1]):
+        tile, d0, d1 = tile_of(n, deal, ctas, cta, blocks_d)
         starts = load_starts(tables, tile * (BV // 128), BV // 128)  # under way during the matmul
         acc = gl.zeros((MW, BV), gl.float32, layout=mma)
         if BV > 128:
@@ -143,14 +148,14 @@ def consumer(
                 leave_sum(carry, acc, WG, MW, BV)
         else:
             state = finish_tile(
-                acc, state, tile * BV, tile * (BV // 128), starts, own, sizes, row_args, tables,
+                acc, state, tile * BV, tile * (BV // 128), starts, row_state, sizes, row_args, tables,
                 candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     if keys_ptr is not None:
-        publish(keys_ptr, state, gl.max(rows, 1), num_rows, tables[0])
+        publish(keys_ptr, state, gl.max(rows, 1), num_rows, first_id)
     elif SINGLE:
         store_candidates(
-            state, gl.max(rows, 1), num_rows, tables[0], cta, num_slots, gl.to_tensor(0), candidates,
+            state, gl.max(rows, 1), num_rows, first_id, cta, num_slots, gl.to_tensor(0), candidates,
             WANT_MASS,
         )  # fmt: skip
 
@@ -204,7 +209,7 @@ def hopper_kernel(
     row0 = row_block * BH
     blocks_d = gl.cdiv(size_d, BD)
     ring = (w_bufs, h0_bufs, h1_bufs, empty, full_bars)
-    share = (units, ctas, cta, row0)
+    place = (units, ctas, cta, row0)
     carry = (sums_ptr, flags_ptr)
     sizes = (num_rows, num_columns, num_samples, blocks_d, num_slots)
     row_args = (
@@ -225,22 +230,22 @@ def hopper_kernel(
     if WARPGROUPS == 2:
         gl.warp_specialize([
             (consumer, (
-                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(0), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
-                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(1), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
+            (producer, (w, h, ring, place, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (
-                ring, share, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(0), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
-            (producer, (w, h, ring, share, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
+            (producer, (w, h, ring, place, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
         ], [1], [PRODUCER_REGS])  # fmt: skip
     if keys_ptr is not None:
         # the barrier orders this CTA's relaxed atomics before the acq_rel counter, so that the last sees all

@@ -24,7 +24,8 @@ def split_work(units, ctas, cta, blocks_d, BV: gl.constexpr):
 
     In turn. What tiles of 256 ids would leave of a round is dealt by k-blocks, where that is more than the
     way of a sum through memory costs (`hopper_carry.py`). A CTA then has a tile's length of it at least, so
-    that no tile has three parts.
+    that no tile has three parts. Five tiles of 20 k-blocks on two CTAs: 0, 3[0:10] and 4; 1, 2 and 3[10:20].
+    The first leaves its part of tile 3 before the second needs it.
     """
     tiles = gl.cdiv(units, BV // 128)
     full = gl.cdiv(gl.maximum(tiles - cta, 0), ctas)  # tiles dealt in turn
@@ -38,21 +39,21 @@ def split_work(units, ctas, cta, blocks_d, BV: gl.constexpr):
             # k-blocks begin to end of the tiles left, in a row with the highest first: so the tiles of a
             # CTA ascend, `top` is the one that may lack its end, and the last lacks what CTA - 1 has done
             full = tiles // ctas - 1
-            left = (tiles - full * ctas) * blocks_d
-            begin = cta * left // ctas
-            end = (cta + 1) * left // ctas
-            places = gl.cdiv(end, blocks_d)
-            top = tiles - places
-            d_end = end - (places - 1) * blocks_d
+            remaining = (tiles - full * ctas) * blocks_d
+            begin = cta * remaining // ctas
+            end = (cta + 1) * remaining // ctas
+            from_last = gl.cdiv(end, blocks_d)
+            top = tiles - from_last
+            d_end = end - (from_last - 1) * blocks_d
             d_begin = begin % blocks_d
-            count = full + places - begin // blocks_d
+            count = full + from_last - begin // blocks_d
     return full, count, top, d_begin, d_end
 
 
 @gluon.jit
-def tile_of(n, dealt, ctas, cta, blocks_d):
+def tile_of(n, deal, ctas, cta, blocks_d):
     """Tile n of the CTA, and its k-blocks d0 .. d1 - 1."""
-    full, count, top, d_begin, d_end = dealt
+    full, count, top, d_begin, d_end = deal
     tile = n * ctas + cta
     if n >= full:
         tile = top + n - full
@@ -67,26 +68,26 @@ def tile_of(n, dealt, ctas, cta, blocks_d):
 
 @gluon.jit
 def last_box(num_rows, row0, BH: gl.constexpr, BOX: gl.constexpr):
-    """The first row of the last box of H of a block of rows, and how many rows lower it is loaded.
+    """The first row of the last box of H of a block of rows, and how far that box is pulled back.
 
-    So many that it ends with the batch: TMA takes longer for rows of zeros past a tensor's end than for data,
-    up to a tenth of a call. The rows that then lie in two boxes are drawn twice, with one result. Where the
-    block has fewer rows than a box there is nothing lower to load.
+    So far that it ends with the batch: of 40 rows in boxes of 32 the second holds rows 8 to 39, not 32 to 63.
+    TMA takes longer for rows of zeros past a tensor's end than for data, up to a tenth of a call. The rows
+    that then lie in two boxes are drawn twice, with one result. A block of fewer rows than a box stays.
     """
     rows = gl.minimum(num_rows - row0, BH)
     edge = row0 + (rows - 1) // BOX * BOX
-    lower = edge + BOX - row0 - rows
+    back = edge + BOX - row0 - rows
     if rows < BOX:
-        lower = 0
-    return edge, lower
+        back = 0
+    return edge, back
 
 
 @gluon.jit
 def load_stage(
-    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, row_boxes, lower,
+    w, h, w_buf, h0_buf, h1_buf, bar, column0, d0, row0, row_boxes, back,
     WIDE: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """One k-block of W, 128 ids a box, and row_boxes of H, BOX rows each, the last `lower` rows lower."""
+    """One k-block of W, 128 ids a box, and row_boxes of H, BOX rows each, the last pulled `back`."""
     BOXES: gl.constexpr = (MW0 + MW1) // BOX
     for n in gl.static_range(BOXES + 1):  # the byte count of an expect is a constant: one of these fires
         mbarrier.expect(bar, WIDE * w.block_type.nbytes + n * h.block_type.nbytes, pred=n == row_boxes)
@@ -95,7 +96,7 @@ def load_stage(
     for b in gl.static_range(BOXES):
         row = row0 + b * BOX
         if b == row_boxes - 1:
-            row -= lower
+            row -= back
         if b < MW0 // BOX:
             load_box(h, [row, d0], bar, h0_buf.slice(b * BOX, BOX), pred=b < row_boxes)
         else:
@@ -104,25 +105,25 @@ def load_stage(
 
 @gluon.jit
 def producer(
-    w, h, ring, share, num_rows, blocks_d,
+    w, h, ring, place, num_rows, blocks_d,
     BV: gl.constexpr, BD: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warp: every k-block of the CTA's tiles into the ring."""
     w_bufs, h0_bufs, h1_bufs, empty, full_bars = ring
-    units, ctas, cta, row0 = share
-    dealt = split_work(units, ctas, cta, blocks_d, BV)
+    units, ctas, cta, row0 = place
+    deal = split_work(units, ctas, cta, blocks_d, BV)
     row_boxes = gl.minimum(gl.cdiv(num_rows - row0, BOX), (MW0 + MW1) // BOX)
-    _, lower = last_box(num_rows, row0, MW0 + MW1, BOX)
+    _, back = last_box(num_rows, row0, MW0 + MW1, BOX)
     i = 0
-    for n in range(dealt[1]):
-        tile, d0, d1 = tile_of(n, dealt, ctas, cta, blocks_d)
+    for n in range(deal[1]):
+        tile, d0, d1 = tile_of(n, deal, ctas, cta, blocks_d)
         for d in range(d0, d1):
             s = i % STAGES
             mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
             load_stage(
                 w, h, w_bufs.index(s), h0_bufs.index(s), h1_bufs.index(s), full_bars.index(s),
-                tile * BV, d * BD, row0, row_boxes, lower, BV // 128, MW0, MW1, BOX,
+                tile * BV, d * BD, row0, row_boxes, back, BV // 128, MW0, MW1, BOX,
             )  # fmt: skip
             i += 1
 

@@ -51,7 +51,7 @@ def load_scale(rows, live, row_args):
     if temperature_ptr is None:  # the host has divided; 0 says greedy
         c = scale + gl.zeros_like(rows).to(gl.float32)
         greedy = c == 0.0
-        good = c == c
+        good = c == c  # true: the host has checked the number
     else:
         t = gl.load(temperature_ptr + rows * temperature_stride, mask=live, other=1.0)
         greedy = (t >= 0.0) & (t < 2.0**-64)  # `types.MIN_TEMPERATURE`
@@ -75,12 +75,12 @@ def empty_state(M: gl.constexpr, lay: gl.constexpr):
 
 @gluon.jit
 def draw_into(
-    state, xs, own, row_args, sample, lane, block, column0,
+    state, xs, row_state, row_args, sample, lane, block, column0,
     WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
     """Draw in a block of 128 ids, and merge its winners and its mass into the state."""
     best, best_column, best_y, mass_m, mass_s = state
-    rows, live, c, greedy, any_greedy, _ = own
+    rows, live, c, greedy, any_greedy, _ = row_state
     words = load_words(rows, live, row_args)
     score, member, x, m, total = draw_block(
         xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED, FAST
