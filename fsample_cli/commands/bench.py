@@ -92,8 +92,9 @@ def bench(
     rank's own product, shard a rank's own draw without an exchange, one-rank the whole head on each. Times
     are the slowest rank's, over 5 runs unless --runs says otherwise.
 
-    With --features: per-row temperature with greedy rows, seeds on the device, mask, dense and sparse bias,
-    head bias, soft-cap, logprob, lse, four samples, element noise; each alone, with values that change no
+    With --features: temperature a row, one row in four greedy (none at B = 1); seed and position a row; mask,
+    packed and bool; bias, dense [B, V] and [V], sparse, and of the head; logit scale; soft-cap; a vocabulary
+    bound 100 ids under V; logprob; lse; four samples; element noise. Each alone, with values that change no
     token, and gated by the plain call's ids.
 
     With --graph, on a GPU: each call as an engine runs it, without the host between its launches. Seed and

@@ -29,8 +29,9 @@ TP_DEFAULT_GPU = ("fused:p2p", "fused:p2p_after", *TP_DEFAULT)
 
 # What `bench --features` runs: the plain call, the bare GEMM, and the plain call with one option more.
 FEATURES = (
-    "fused", "gemm", "fused+temperature", "fused+seeds", "fused+mask", "fused+bias", "fused+sparse-bias",
-    "fused+head-bias", "fused+softcap", "fused+logprob", "fused+lse", "fused+samples", "fused:element",
+    "fused", "gemm", "fused+temperature", "fused+seeds", "fused+mask", "fused+bool-mask", "fused+bias",
+    "fused+shared-bias", "fused+sparse-bias", "fused+head-bias", "fused+scale", "fused+softcap",
+    "fused+bound", "fused+logprob", "fused+lse", "fused+samples", "fused:element",
 )  # fmt: skip
 
 

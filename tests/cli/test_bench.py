@@ -286,6 +286,26 @@ def test_a_feature_that_changes_tokens_gets_no_time(
     assert "ids differ" in sampler.problem(hidden, weight, temperature=1.0, seed=3)
 
 
+def test_every_row_has_its_own_seed_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight = torch.randn(8, 16), torch.randn(600, 16) * 0.1
+    sampler = features.Featured("seeds")
+    sampler.prepare(hidden, weight, temperature=1.0)
+    assert sampler.problem(hidden, weight, temperature=1.0, seed=2**64 - 3) == ""
+    inner = fsample_kernels.sample
+
+    def first_rows(*args: Any, seed: Any, **named: Any) -> fsample_kernels.SampleResult:
+        return inner(*args, seed=seed[:1].expand(8) if isinstance(seed, torch.Tensor) else seed, **named)
+
+    monkeypatch.setattr(fsample_kernels, "sample", first_rows)
+    assert "ids differ" in sampler.problem(hidden, weight, temperature=1.0, seed=3)
+
+
+@pytest.mark.parametrize("rows, greedy", [(1, []), (2, [1]), (8, [1, 5])])
+def test_greedy_rows_are_mixed_in_from_two_rows_on(rows: int, greedy: list[int]) -> None:
+    heat = features.options("temperature", torch.randn(rows, 16), torch.randn(600, 16), 0.7)["temperature"]
+    assert (heat == 0).nonzero()[:, 0].tolist() == greedy
+
+
 def test_features_bring_their_own_samplers(fsample: Fsample) -> None:
     done = fsample("bench", "--features", "--sampler", "gemm")
     assert done.code == 2 and "--features" in done.error and "--sampler" in done.error
