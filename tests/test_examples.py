@@ -83,3 +83,5 @@ def test_real_model_writes_sane_text_and_files_the_command_reads(tmp_path: Path)
     assert (head.vocab, head.hidden, head.dtype) == (262_144, 640, "bf16")
     states = load_states(tmp_path / "states.safetensors", "fp32", "cpu")
     assert states.shape == (16, 640) and torch.isfinite(states).all()
+    shards = run("tensor_parallel.py", str(tmp_path / "lm-head"), ranks=2).splitlines()
+    assert len(shards) == 6 and len({line.partition(", ")[2] for line in shards}) == 3  # the ranks agree
