@@ -83,8 +83,9 @@ def bench(
 
     Every sampler passes a quick correctness gate first and is timed on the same tensors, interleaved, with
     one timer. Samplers: fused (fused:element, ...), gemm, multinomial-eager, multinomial, race, fi1, fi2,
-    unfused, fused+store, or your own module:function taking (hidden, weight, temperature, seed) and returning
-    ids.
+    unfused (hidden @ weight.T in the inputs' dtype, then our sample_logits; the library's own way over fp32
+    logits is fused:unfused), fused+store, or your own module:function taking (hidden, weight, temperature,
+    seed) and returning ids.
 
     With --tp the head is split over ranks, which are started here unless torchrun has done so: fused with
     its exchanges (fused:p2p, fused:p2p_after, fused:candidates, fused:log_mass), baselines with the

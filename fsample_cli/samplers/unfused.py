@@ -1,6 +1,7 @@
 """Two steps with our own second one: cuBLAS logits, then the one-pass sampler of `fsample_kernels`.
 
-The strongest baseline that still writes logits, and the safety net for batches where the product dominates.
+The strongest baseline that still writes logits, in the inputs' dtype as all baselines do. The library's net,
+`implementation="unfused"`, keeps them in fp32: that is the sampler `fused:unfused`.
 """
 
 from __future__ import annotations

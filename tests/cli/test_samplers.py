@@ -11,6 +11,7 @@ import torch
 
 from fsample_cli import samplers
 from fsample_cli.errors import InputError, UsageError
+from fsample_cli.exactness.claims import claim
 from fsample_cli.measure import gate
 from fsample_cli.samplers.protocol import (
     SamplerRaised,
@@ -74,6 +75,13 @@ def test_fused_names_algorithm_and_implementation() -> None:
     assert (sampler.name, sampler.algorithm, sampler.implementation) == ("fused", "online", "reference")
     with pytest.raises(UsageError, match="fused takes grouped, element, online"):
         samplers.load("fused:best")
+
+
+def test_two_samplers_are_called_unfused_and_differ_in_their_logits() -> None:
+    library = samplers.load("fused:unfused")
+    assert library.name == "fused" and "implementation='unfused'" in library.description
+    assert "sample_logits(hidden @ weight.T" in samplers.load("unfused").description
+    assert claim("fused:unfused") != claim("unfused")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
