@@ -287,32 +287,50 @@ def draw_groups(xs, c, words, sample, lane, block, FAST: gl.constexpr):
 
 
 @gluon.jit
-def draw_elements(xs, c, words, sample, lane, block, FAST: gl.constexpr):
-    """`element`: Gumbel-max over the 32 ids of each group, one noise value an id. Returns as `draw_groups`.
+def of_neighbour(word):
+    """The word that lane l ^ 1 of the warp holds in the same register."""
+    return gl.inline_asm_elementwise(
+        "shfl.sync.bfly.b32 $0, $1, 1, 31, 0xffffffff;",
+        "=r,r",
+        [word],
+        dtype=gl.uint32,
+        is_pure=False,
+        pack=1,
+    )
 
-    Four neighbouring ids share a Philox call and lie in two lanes; both make it and use two words each, which
-    is cheaper than to exchange them.
+
+@gluon.jit
+def element_words(row_words, sample, lane, unit, like):
+    """Words of four members: two neighbouring ids of `unit`, and the two that lie eight ids on.
+
+    Four neighbouring ids share a Philox call and lie in two lanes. Of two calls that both lanes need, each
+    makes one, and they exchange what is the other's.
     """
-    position, row_word, key0, key1 = words
+    position, row_word, key0, key1 = row_words
     upper = (lane % 2) == 1
+    own = (unit + 2 * (lane % 2) + lane // 2).to(gl.uint32) + gl.zeros_like(like).to(gl.uint32)
+    r0, r1, r2, r3 = philox(own, position, sample, row_word + ELEMENT_DOMAIN, key0, key1)
+    a = of_neighbour(gl.where(upper, r0, r2))
+    b = of_neighbour(gl.where(upper, r1, r3))
+    return gl.where(upper, a, r0), gl.where(upper, b, r1), gl.where(upper, r2, a), gl.where(upper, r3, b)
+
+
+@gluon.jit
+def draw_elements(xs, c, words, sample, lane, block, FAST: gl.constexpr):
+    """`element`: Gumbel-max over the 32 ids of each group, a noise value an id. Returns as `draw_groups`."""
     best = gl.full_like(xs[0], float("-inf"))
     best_x = best
     member = gl.zeros_like(best).to(gl.int32)
-    for i in gl.static_range(16):
-        unit = (block * 32 + 2 * i + lane // 2).to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
-        r0, r1, r2, r3 = philox(unit, position, sample, row_word + ELEMENT_DOMAIN, key0, key1)
-        for odd in gl.static_range(2):
-            if odd == 0:
-                word = gl.where(upper, r2, r0)
-            else:
-                word = gl.where(upper, r3, r1)
-            x = xs[2 * i + odd] * c
-            score = x - log2_exponential(uniform32(word), FAST)
+    for i in gl.static_range(8):
+        four = element_words(words, sample, lane, block * 32 + 4 * i, xs[0])
+        for j in gl.static_range(4):
+            x = xs[4 * i + j] * c
+            score = x - log2_exponential(uniform32(four[j]), FAST)
             score = gl.where(score < float("inf"), score, float("inf"))  # NaN and +inf alike
             wins = score > best
             best = gl.where(wins, score, best)
             best_x = gl.where(wins, x, best_x)
-            member = gl.where(wins, 2 * i + odd, member)
+            member = gl.where(wins, 4 * i + j, member)
     m, total, _ = group_mass(xs, c, FAST)  # left out by the compiler where no mass is asked for
     return best, member, best_x, m, total
 
