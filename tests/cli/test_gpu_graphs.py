@@ -54,7 +54,10 @@ def test_every_sampler_is_captured_or_says_why(shell: Fsample, timer: str) -> No
 
 @pytest.mark.gpu
 def test_features_are_captured() -> None:
-    rows = rows_of("fused", "fused+seeds", "fused+sparse-bias", "fused+samples")
+    rows = rows_of(
+        "fused", "fused+seeds", "fused+bool-mask", "fused+shared-bias", "fused+sparse-bias", "fused+scale",
+        "fused+bound", "fused+samples",
+    )  # fmt: skip
     assert all(row.median_us is not None for row in rows.values()), rows
 
 
