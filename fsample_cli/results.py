@@ -125,6 +125,7 @@ class VerifyResult:
     effect: str = ""  # what the next two measure: "total variation", "tail mass", ...
     seen_at_80: float | None = None  # smallest effect the test sees with power 0.8, at level alpha / tests
     seen_at_99: float | None = None
+    deficit_at_80: float | None = None  # of a count, for which seen_at_80 is an excess; None: none shows
     seconds: float | None = None  # draws that several statistics share count in the first of them
     note: str = ""
 

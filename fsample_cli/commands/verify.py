@@ -88,7 +88,8 @@ def verify(
     tp: TpOption = 1,
     temperature: TemperatureOption = 1.0,
     alpha: Annotated[
-        float, typer.Option("--alpha", help="Chance that a right sampler fails the whole run.")
+        float,
+        typer.Option("--alpha", help="Chance that a right sampler fails the whole run; 0.001 or more."),
     ] = 0.01,
     preset: PresetOption = None,
     vocab: VocabOption = None,
@@ -150,8 +151,12 @@ def verify(
     batches = parse_batches(batch)
     if draws is not None and draws < 1:
         raise UsageError(f"--draws must be 1 or more, got {draws}", "the default is 10000")
-    if not 0 < alpha < 1:
-        raise UsageError(f"--alpha must lie strictly between 0 and 1, got {alpha}", "try --alpha 0.01")
+    from fsample_cli.exactness.holm import SMALLEST_ALPHA
+
+    if not SMALLEST_ALPHA <= alpha < 1:  # the far tails of chi-squared are not known further out
+        raise UsageError(
+            f"--alpha must be {SMALLEST_ALPHA:g} or more and below 1, got {alpha}", "try --alpha 0.01"
+        )
     known, ours = (samplers.NAMES, OURS) if tp == 1 else (samplers.TP_NAMES, OURS_OVER_RANKS)
     where = resolve_device(device)
     names = expand(parse_samplers(audit(sampler, where, tp), known, ours), ours)
@@ -211,7 +216,9 @@ def verify(
         "claims": {name: text for name in names if (text := claims.claim(name)) is not None},
     }
     if details:
-        settings["details"] = "sees: the smallest effect seen with power 0.8"
+        settings["details"] = (
+            "sees: the smallest effect seen with power 0.8, of a count the smallest excess; less: the deficit"
+        )
     if done.stopped:
         settings["unfinished"] = f"stopped by {done.stopped} during {done.next_up}"
     record = Record(

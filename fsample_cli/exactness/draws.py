@@ -111,7 +111,7 @@ def count_rows(
     histogram = Histogram(weight.shape[0], distinct, str(hidden.device))
     for position in range(first_position, first_position + calls):
         ids = subject.draw(hidden, weight, temperature=temperature, seed=seed, position=position)
-        histogram.add(checked_ids(subject, ids, hidden.shape[0]))
+        histogram.add(checked_ids(subject, ids, hidden))
         if on_call is not None:
             on_call()
     return histogram.result()
@@ -122,8 +122,8 @@ def draw_grid(subject: Subject, target: Target, steps: int, rows: int, seed: int
     hidden, weight = target.tensors(rows, plan.device, plan.dtype)
     if subject.prepare is not None:
         subject.prepare(hidden, weight, temperature=target.temperature)
-    calls = [
-        subject.draw(hidden, weight, temperature=target.temperature, seed=seed, position=position)
-        for position in range(steps)
-    ]
-    return torch.stack([checked_ids(subject, ids, rows) for ids in calls])
+    calls = []
+    for position in range(steps):
+        ids = subject.draw(hidden, weight, temperature=target.temperature, seed=seed, position=position)
+        calls.append(checked_ids(subject, ids, hidden))
+    return torch.stack(calls)

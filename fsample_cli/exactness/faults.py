@@ -1,7 +1,6 @@
 """What planted faults do: samplers and libraries that are wrong in one known way, and the honest ones.
 
-The honest parts are float64 torch, so that nothing but the planted fault can be found. They expect the equal
-rows that the battery's known targets have.
+The honest parts are float64 torch, so that nothing but the planted fault can be found.
 """
 
 from __future__ import annotations
@@ -23,8 +22,18 @@ Faulty = Callable[[Tensor, int, torch.Generator, int, int], Tensor]  # y [V], ro
 
 def sampler(faulty: Faulty) -> Draw:
     def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
-        y = (hidden[:1].double() @ weight.double().T)[0] / temperature  # [V]: all rows are equal
-        return faulty(y, hidden.shape[0], _generator(y.device, seed, position), seed, position)
+        generator = _generator(hidden.device, seed, position)
+        kinds, kind = hidden[:1], None
+        if bool((hidden != kinds).any()):  # few of the battery's calls
+            kinds, kind = torch.unique(hidden, dim=0, return_inverse=True)
+        logits = (kinds.double() @ weight.double().T) / temperature  # [kinds, V]
+        if kind is None:
+            return faulty(logits[0], hidden.shape[0], generator, seed, position)
+        ids = torch.empty_like(kind)
+        for number, y in enumerate(logits):
+            here = kind == number
+            ids[here] = faulty(y, int(here.sum()), generator, seed, position)
+        return ids
 
     return draw
 
@@ -75,6 +84,12 @@ def no_rare_third(y: Tensor, rows: int, g: torch.Generator, seed: int, position:
     return _inverse(p, _uniform((rows,), g))
 
 
+def tail_to_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    ids = honest(y, rows, g, seed, position)
+    rare = (y < y.max() - 9) & torch.isfinite(y)
+    return torch.where(rare[ids], rare.int().argmax(), ids)
+
+
 def past_the_end(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     ids = honest(y, rows, g, seed, position)
     return torch.where(_uniform((rows,), g) < 0.02, len(y), ids)
@@ -107,6 +122,21 @@ def u_is_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int)
     return token.gather(1, best)[:, 0]
 
 
+def few_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    u = _uniform((rows,), g)
+    ahead = torch.arange(3, rows, device=y.device)[_uniform((max(rows - 3, 0),), g) < 1 / 40]
+    u[ahead] = u[ahead - 3]
+    return _inverse(torch.softmax(y, 0), u)
+
+
+def antithetic(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    u = _uniform((rows,), g)
+    row = torch.arange(rows, device=y.device)
+    late = row[row % 64 >= 32]
+    u[late] = 1 - u[late - 32]
+    return _inverse(torch.softmax(y, 0), u)
+
+
 def rows_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     return honest(y, 1, g, seed, position).expand(rows)
 
@@ -119,6 +149,11 @@ def ranks_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: i
 
 def seed_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     return honest(y, rows, _generator(y.device, 0, position), 0, position)
+
+
+def seed_unused(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    g.seed()
+    return honest(y, rows, g, seed, position)
 
 
 def position_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
@@ -166,6 +201,21 @@ def merge_reuses(y: Tensor, rows: int, g: torch.Generator, seed: int, position: 
     u = _uniform((rows,), g)
     first, second = _inverse(p[:half], u), half + _inverse(p[half:], u)
     return torch.where(u < p[:half].sum(), first, second)
+
+
+_honest = sampler(honest)
+
+
+def row_zero(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+    states = hidden if len(hidden) <= 256 else hidden[:1].expand(len(hidden), -1)
+    return _honest(states, weight, temperature=temperature, seed=seed, position=position)
+
+
+def temperature_lost(
+    hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
+) -> Tensor:
+    kept = temperature if len(weight) <= TILE else 1.0
+    return _honest(hidden, weight, temperature=kept, seed=seed, position=position)
 
 
 def honest_library(*args: Tensor, **options: Any) -> SampleResult:

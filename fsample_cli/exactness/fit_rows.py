@@ -61,7 +61,7 @@ def run(
             near = logits[row] >= logits[row, best] - rounding(states[row], weight, logits[row], scale)
             others = n - int(counts[near.numpy()].sum())
             note = f"{others} draws are neither the best id {best} nor within rounding of it"
-            results.append(case.rule(f"row {row}", others > 0, n, note))
+            results.append(case.rule(f"row {row}", others > 0, n, note, "mass of wrong ids"))
             continue
         fit = chi_squared(counts, softmax64(logits[row].numpy(), temperature))
         results.append(case.fit(f"row {row}", fit, n))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fsample_cli.exactness import targets
-from fsample_cli.exactness.draws import Drawn, count
+from fsample_cli.exactness.draws import Drawn, count, count_rows
 from fsample_cli.exactness.goodness_of_fit import chi_squared, g_test
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -16,6 +18,10 @@ from fsample_cli.exactness.targets import Target
 
 TEST = "goodness"
 TEMPERATURES = (0.3, 0.7, 1.3, 2.0, 10.0)
+WIDE_TEMPERATURES = (0.7, 2.0)  # on whole vocabularies
+# Not 0, at which some samplers divide: the best id leads by 1, so others have e^-64 of its mass.
+COLD = 1 / 64
+KINDS = 3  # no power of two, so a row that is drawn for one 16, 64 or 128 on has the wrong distribution
 SMALLEST_VOCAB = 512  # below it ids have no halves worth a test of their own
 
 
@@ -28,8 +34,12 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         draws = plan.budget(target.vocab)
         if target.vocab == 512 and target.name in plan.focus:
             draws = plan.focus_draws
+        elif target.vocab >= SMALLEST_VOCAB and (target.temperature != 1 or target.name == "masked"):
+            draws = plan.few(target.vocab)
         case = Case(TEST, subject, f"{target.name} V={target.vocab}")
         results += judge_counts(case, target, count(subject, target, draws, case.name, plan))
+    if not plan.only:
+        results += [*_kinds(subject, plan), *_cold(subject, plan)]
     return results
 
 
@@ -37,11 +47,50 @@ def all_targets(plan: Plan) -> list[Target]:
     """The known distributions of a plan, each vocabulary with what its size can show."""
     found = [targets.three_tokens(temperature) for temperature in TEMPERATURES]
     for vocab in plan.vocabs:
-        found += [targets.flat(vocab), targets.skewed(vocab, plan.seed), targets.two_scale(vocab)]
+        skewed = targets.skewed(vocab, plan.seed)
+        found += [targets.flat(vocab), skewed, targets.two_scale(vocab), targets.masked(vocab, plan.seed)]
         if vocab == plan.vocabs[0]:
-            found += [targets.peaked(vocab), targets.masked(vocab, plan.seed)]
+            found.append(targets.peaked(vocab))
+        if vocab in plan.vocabs[:2]:
+            found += [
+                replace(skewed, name=f"skewed T={temperature:g}", temperature=temperature)
+                for temperature in WIDE_TEMPERATURES
+            ]
     found += [targets.real(logits, number) for number, logits in enumerate(plan.real_logits)]
     return [target for target in found if not plan.only or target.name in plan.only]
+
+
+def _kinds(subject: Subject, plan: Plan) -> list[TestResult]:
+    """Rows of several distributions in one call, as large as those of the other targets: row b has the
+    distribution b mod KINDS.
+    """
+    vocab = plan.vocabs[0]
+    kinds = [targets.skewed(vocab, plan.seed + kind) for kind in range(KINDS)]
+    case = Case(TEST, subject, f"rows of {KINDS} kinds V={vocab}")
+    draws = plan.few(vocab)
+    rows = plan.rows(vocab, plan.budget(vocab))
+    hidden, weight = targets.together(kinds, rows, plan.device, plan.dtype)
+    drawn = count_rows(subject, hidden, weight, KINDS, -(-draws // rows), 1.0, plan.case_seed(case.name))
+    if drawn.out_of_range:
+        return [case.rule("range", True, drawn.draws, drawn.complaint)]
+    return [
+        case.fit(f"kind {kind}", chi_squared(counts, target.probabilities), int(counts.sum()))
+        for kind, (counts, target) in enumerate(zip(drawn.counts, kinds, strict=True))
+    ]
+
+
+def _cold(subject: Subject, plan: Plan) -> list[TestResult]:
+    """Near temperature 0 every draw is the best id."""
+    vocab = plan.vocabs[1]
+    best = vocab * 3 // 4
+    logits = np.zeros(vocab)
+    logits[best] = 1.0
+    target = Target(f"cold T=1/{1 / COLD:g}", logits, COLD)
+    case = Case(TEST, subject, f"{target.name} V={vocab}")
+    drawn = count(subject, target, plan.rows(vocab, plan.budget(vocab)), case.name, plan)
+    wrong = drawn.draws - int(drawn.counts[0, best])
+    note = f"{wrong} draws are not the best id {best}"
+    return [case.rule("", wrong > 0, drawn.draws, note, "mass of wrong ids")]
 
 
 def judge_counts(case: Case, target: Target, drawn: Drawn) -> list[TestResult]:

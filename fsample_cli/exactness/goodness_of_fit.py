@@ -14,9 +14,8 @@ from fsample_cli.exactness import laws
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Below it the chi-squared law is too thin in the far tail that Holm's correction looks at: simulated at p =
-# 1e-4, cells of 5 reject up to 2.9 times too often (G without Williams' correction likewise), cells of 10
-# mostly 1.3 times or less.
+# No cell expects fewer draws, and a few cells beside large ones, whose tails are the heaviest, expect more:
+# cells are pooled until `near_the_law` holds.
 MIN_EXPECTED = 10.0
 
 
@@ -30,22 +29,24 @@ class Fit:
     cells: int
     forbidden: int  # draws of tokens whose probability is 0: any makes p_value 0
     note: str = ""
+    mass: float = 0.0  # of two cells: the probability of the first
 
 
 def chi_squared(counts: ArrayLike, probabilities: ArrayLike, *, min_expected: float = MIN_EXPECTED) -> Fit:
     """Pearson's statistic sum (O - E)^2 / E over pooled cells, E = n p, n the number of draws.
 
     counts [V] integers >= 0, probabilities [V] >= 0; they are scaled in float64 so that the expectations sum
-    to n exactly. Tokens expected fewer than `min_expected` times are pooled with others of about their
-    probability. A token of probability 0 that was drawn makes p_value 0. With fewer than two cells nothing
-    can be tested: dof 0, p_value 1.
+    to n exactly. Tokens expected fewer than `min_expected` times, and more where few cells would leave the
+    law, are pooled with others of about their probability. p_value is that of chi-squared, of two cells the
+    exact binomial one. A token of probability 0 that was drawn makes p_value 0. With fewer than two cells
+    nothing can be tested: dof 0, p_value 1.
 
     Raises ValueError on wrong shapes, negative or non-finite values, or probabilities that do not sum to 1
     within 1e-3.
     """
     observed, expected, forbidden, note = _cells(counts, probabilities, min_expected)
     statistic = float(np.sum((observed - expected) ** 2 / expected))
-    return _fit(statistic, len(expected), forbidden, note)
+    return _fit(statistic, observed, expected, forbidden, note)
 
 
 def g_test(counts: ArrayLike, probabilities: ArrayLike, *, min_expected: float = MIN_EXPECTED) -> Fit:
@@ -60,7 +61,7 @@ def g_test(counts: ArrayLike, probabilities: ArrayLike, *, min_expected: float =
     dof = len(expected) - 1
     if dof > 0:
         statistic /= 1 + (float(np.sum(1 / expected)) - 1 / float(expected.sum())) / (6 * dof)
-    return _fit(max(statistic, 0.0), len(expected), forbidden, note)
+    return _fit(max(statistic, 0.0), observed, expected, forbidden, note)
 
 
 def softmax64(logits: ArrayLike, temperature: float = 1.0) -> Floats:
@@ -98,6 +99,33 @@ def pool(expected: Floats, min_expected: float) -> NDArray[np.int64]:
     return cell
 
 
+def near_the_law(expected: Floats) -> bool:
+    """Whether the variance of Pearson's statistic over cells of these expectations [k] is so near 2 dof, that
+    of chi-squared, that right draws pass the law's value for p, down to 1e-7, at most 3.5 times as often.
+
+    The variance is 2 dof + (sum 1/p - k^2 - 2k + 2) / n. The bound on it was found by convolving the exact
+    laws of cells, and a test holds it.
+    """
+    cells, dof, draws = len(expected), len(expected) - 1, float(expected.sum())
+    more = (draws * float(np.sum(1 / expected)) - cells**2 - 2 * cells + 2) / draws
+    return more <= 2 * dof / (40 + 1400 / dof)
+
+
+def _pooled(expected: Floats, min_expected: float) -> NDArray[np.int64]:
+    """Cell number [V] of each token: `pool` with growing cells until they are `near_the_law` or two."""
+    cell = pool(expected, min_expected)
+    while True:
+        sizes: Floats = np.bincount(cell, weights=expected).astype(np.float64)
+        if len(sizes) <= 2 or near_the_law(sizes):
+            return cell
+        min_expected *= 1.5
+        wider = pool(expected, min_expected)
+        if int(wider.max()) == 0:  # too few draws for three cells: two, of about a half each
+            last = int(np.argmin(np.abs(np.cumsum(sizes)[:-1] - sizes.sum() / 2)))
+            return (cell > last).astype(np.int64)
+        cell = wider
+
+
 def _cells(
     counts: ArrayLike, probabilities: ArrayLike, min_expected: float
 ) -> tuple[Floats, Floats, int, str]:
@@ -119,16 +147,20 @@ def _cells(
     expected = draws * (p[possible] / p[possible].sum()) if possible.any() else p[possible]
     if draws == 0 or len(expected) == 0:
         return observed[:0], expected[:0], forbidden, "no draws: nothing to test"
-    cell = pool(expected, min_expected)
+    cell = _pooled(expected, min_expected)
     pooled_expected: Floats = np.bincount(cell, weights=expected).astype(np.float64)
     pooled_observed: Floats = np.bincount(cell, weights=observed[possible]).astype(np.float64)
     note = f"one cell expects {min_expected:g}: nothing to test" if len(pooled_expected) < 2 else ""
     return pooled_observed, pooled_expected, forbidden, note
 
 
-def _fit(statistic: float, cells: int, forbidden: int, note: str) -> Fit:
+def _fit(statistic: float, observed: Floats, expected: Floats, forbidden: int, note: str) -> Fit:
+    cells = len(expected)
     dof = max(cells - 1, 0)
-    p_value = laws.chi_squared_sf(statistic, dof) if dof else 1.0
     if forbidden:
         return Fit(statistic, dof, 0.0, cells, forbidden, f"{forbidden} draws of tokens with probability 0")
-    return Fit(statistic, dof, p_value, cells, 0, note)
+    if dof == 1:
+        mass = float(expected[0] / expected.sum())
+        p_value = laws.binomial_two_sided(int(observed[0]), int(observed.sum()), mass)
+        return Fit(statistic, dof, p_value, cells, 0, note, mass)
+    return Fit(statistic, dof, laws.chi_squared_sf(statistic, dof) if dof else 1.0, cells, 0, note)

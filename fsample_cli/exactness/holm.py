@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+# False alarms of a whole run are bounded, and shown, down to this rate (`battery.CHI_SQUARED_TAIL`).
+SMALLEST_ALPHA = 1e-3
+
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm-adjusted p-values, in the order given.

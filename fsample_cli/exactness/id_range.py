@@ -28,5 +28,6 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
             grid = draw_grid(subject, targets.flat(vocab), plan.samples, rows, seed, plan)
             wrong += int(((grid < 0) | (grid >= vocab)).sum())
             draws += grid.numel()
-        results.append(case.rule("", wrong > 0, draws, f"{wrong} ids outside [0, {vocab})"))
+        note = f"{wrong} ids outside [0, {vocab})"
+        results.append(case.rule("", wrong > 0, draws, note, "mass outside [0, V)"))
     return results

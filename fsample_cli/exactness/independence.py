@@ -7,6 +7,8 @@ lag is binomial although its pairs overlap.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,6 +43,9 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     results = [_agreements(case, _lag(down, right), *shifted(grid, down, right)) for down, right in LAGS]
     results.append(_agreements(case, "seed+1", grid, after))
     results.append(_agreements(case, "seed+1 row-1", grid[:, 1:], after[:, :-1]))
+    results.append(_every_pair(case, grids))
+    results.append(_every_lag(case, grid))
+    results.append(_twice(case, flat, rows, seed, plan, grid))
     results.append(pairs(case, "pairs: rows", grid[:, 0::2], grid[:, 1::2]))
     results.append(pairs(case, "pairs: steps", grid[0::2], grid[1::2]))
     results.append(pairs(case, "pairs: seeds", grid, after))
@@ -89,6 +94,56 @@ def pairs(case: Case, what: str, first: Tensor, second: Tensor, width: int = VOC
     counts = torch.bincount(cell, minlength=COARSE**2).cpu().numpy()
     fit = chi_squared(counts, np.full(COARSE**2, COARSE**-2.0))
     return case.fit(what, fit, int(counts.sum()))
+
+
+def _every_pair(case: Case, grids: list[Tensor]) -> TestResult:
+    """Equal draws among all pairs of a call, whichever rows they are: a uniform that serves two of them.
+
+    Pairs of independent flat draws agree independently of each other, two at a time, so their number has
+    variance N p (1 - p) over N pairs, although a draw is in many.
+    """
+    calls = torch.cat(grids).clamp(-1, VOCAB) + 1  # [calls, rows]
+    counts = torch.zeros(len(calls), VOCAB + 2, dtype=torch.int64, device=calls.device)
+    counts.scatter_add_(1, calls, torch.ones_like(calls))
+    equal, draws = int((counts * (counts - 1) // 2).sum()), calls.numel()
+    possible = draws * (calls.shape[1] - 1) / 2
+    p = 1 / VOCAB
+    deviation = math.sqrt(p * (1 - p) * draws / possible)  # a draw stands for (rows - 1) / 2 pairs
+    what = "equal: every pair of a call"
+    return case.mean(what, equal / possible, p, deviation, draws, "share of equal pairs")
+
+
+def _every_lag(case: Case, grid: Tensor) -> TestResult:
+    """The largest correlation of ids that lie a fixed number of rows and steps apart, up to half the grid
+    either way.
+
+    Products of independent centred ids are uncorrelated with each other: each sum is normal. Its smallest
+    p-value counts as often as there are lags.
+    """
+    steps, rows = grid.shape
+    values = (grid.clamp(0, VOCAB - 1).double() - (VOCAB - 1) / 2) / math.sqrt((VOCAB**2 - 1) / 12)
+    spectrum = torch.fft.rfft2(values, s=(2 * steps, 2 * rows))
+    sums = torch.fft.irfft2(spectrum.abs() ** 2, s=(2 * steps, 2 * rows))
+    down = torch.arange(steps // 2 + 1, device=grid.device)[:, None]
+    right = torch.arange(-(rows // 2), rows // 2 + 1, device=grid.device)
+    terms = (steps - down) * (rows - right.abs())
+    z = sums[down, right] / terms.sqrt()  # a negative lag of rows lies at the end
+    z[0, : rows // 2 + 1] = 0  # the mirror of the lags to the right, and no lag at all
+    lags = z.numel() - rows // 2 - 1
+    worst = int(z.abs().argmax())
+    lag = _lag(*(int(part) for part in (down[worst // z.shape[1], 0], right[worst % z.shape[1]])))
+    note = f"largest at {lag}, of {lags:,} lags"
+    score, draws = float(z.view(-1)[worst]), int(terms.min())
+    return case.largest("correlation at any lag", score, lags, draws, "correlation", note)
+
+
+def _twice(case: Case, target: targets.Target, rows: int, seed: int, plan: Plan, grid: Tensor) -> TestResult:
+    """The first call made once more."""
+    other = int((draw_grid(case.subject, target, 1, rows, seed, plan)[0] != grid[0]).sum())
+    note = f"{other} of {rows} ids differ: the same seed must give the same ids"
+    return case.rule(
+        "same call twice", other > 0 and case.subject.repeats, rows, note, "share of wrong tokens"
+    )
 
 
 def _repeats(case: Case, grids: list[Tensor], along: int) -> TestResult:

@@ -37,22 +37,21 @@ def normal_isf(p: float) -> float:
 
 def binomial_cdf(events: int, draws: int, p: float) -> float:
     """P(X <= events) of `draws` trials with 0 < p < 1, with full relative precision."""
+    if events < 0:
+        return 0.0
     return 1.0 if events >= draws else float(special.betaincc(events + 1, draws - events, p))
 
 
 def binomial_sf(events: int, draws: int, p: float) -> float:
     """P(X >= events): the tail includes `events`."""
+    if events > draws:
+        return 0.0
     return 1.0 if events <= 0 else float(special.betainc(events, draws - events + 1, p))
 
 
-def poisson_cdf(events: int, expected: float) -> float:
-    """P(X <= events), 0 below 0 events."""
-    return 0.0 if events < 0 else float(special.pdtr(events, expected))
-
-
-def poisson_sf(events: int, expected: float) -> float:
-    """P(X >= events): the tail includes `events`."""
-    return 1.0 if events <= 0 else float(special.gammainc(events, expected))
+def binomial_two_sided(events: int, draws: int, p: float) -> float:
+    """Exact p-value: twice the smaller tail, at most 1."""
+    return min(1.0, 2 * min(binomial_cdf(events, draws, p), binomial_sf(events, draws, p)))
 
 
 def first(true_at: Callable[[int], bool], start: int) -> int:

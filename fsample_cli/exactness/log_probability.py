@@ -18,6 +18,7 @@ from fsample_cli.exactness.subject import Library, Subject
 TEST = "logprob"
 # fp32 results of fp32 logits of size 10 to 100: a few ulp of 128
 TOLERANCE = 5e-5
+WRONG = "share of wrong values"
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -83,7 +84,7 @@ def _values(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
     lse_off = float((result.lse.cpu().double() - torch.logsumexp(y, dim=1)).abs().max())
     above = float(result.logprob.max())
     return [
-        case.rule("logprob", not off <= TOLERANCE, ids.numel(), f"off by {off:.3g} nats"),
-        case.rule("lse", not lse_off <= TOLERANCE, rows, f"off by {lse_off:.3g} nats"),
-        case.rule("sign", not above <= 0, ids.numel(), f"log-probability {above:.3g} is above 0"),
+        case.rule("logprob", not off <= TOLERANCE, ids.numel(), f"off by {off:.3g} nats", WRONG),
+        case.rule("lse", not lse_off <= TOLERANCE, rows, f"off by {lse_off:.3g} nats", WRONG),
+        case.rule("sign", not above <= 0, ids.numel(), f"log-probability {above:.3g} is above 0", WRONG),
     ]

@@ -86,7 +86,31 @@ MUTANTS: tuple[Mutant, ...] = (
         gaps=(30.0, 40.0),
     ),
     Mutant(
+        "tail-low-id",
+        "the whole tail falls to its first id",
+        "tails",
+        "quick",
+        faults.sampler(faults.tail_to_one),
+        gaps=(10.0,),
+    ),
+    Mutant(
+        "row-zero", "all rows of a call above 256 drawn from the first", "goodness", "quick", faults.row_zero
+    ),
+    Mutant(
+        "temperature-lost", "temperature ignored beyond a tile", "goodness", "quick", faults.temperature_lost
+    ),
+    Mutant(
         "rows-share", "one noise for all rows", "independence", "quick", faults.sampler(faults.rows_share)
+    ),
+    Mutant(
+        "few-share",
+        "1 row in 40 has the noise of the row 3 before",
+        "independence",
+        "standard",
+        faults.sampler(faults.few_share),
+    ),
+    Mutant(
+        "antithetic", "u and 1 - u, 32 rows apart", "independence", "quick", faults.sampler(faults.antithetic)
     ),
     Mutant(
         "ranks-share", "one noise for both shards", "goodness", "quick", faults.sampler(faults.ranks_share)
@@ -95,6 +119,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "samples-share", "one noise for all samples", "independence", "quick", _CONTROL, faults.samples_share
     ),
     Mutant("seed-frozen", "the seed is ignored", "independence", "quick", faults.sampler(faults.seed_frozen)),
+    Mutant(
+        "seed-unused", "the same seed, other ids", "independence", "quick", faults.sampler(faults.seed_unused)
+    ),
     Mutant(
         "position-frozen",
         "every step is the same",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fsample_cli.exactness import laws
 from fsample_cli.exactness.goodness_of_fit import Fit
-from fsample_cli.exactness.result import Sensitivity, TestResult
+from fsample_cli.exactness.result import Law, Sensitivity, TestResult
 from fsample_cli.exactness.subject import Subject
 
 
@@ -56,7 +56,8 @@ class Case:
         note = "; ".join(part for part in (fit.note, note) if part)
         if fit.dof == 0 and not fit.forbidden:
             return self._result(what, None, None, None, draws, skipped=True, note=note)
-        sensitivity = Sensitivity("chi-squared", "total variation", draws, fit.dof)
+        law: Law = "binomial" if fit.dof == 1 else "chi-squared"
+        sensitivity = Sensitivity(law, "total variation", draws, fit.dof, fit.mass)
         return self._result(
             what, fit.statistic, fit.dof, fit.p_value, draws, sensitivity, bool(fit.forbidden), note=note
         )
@@ -70,19 +71,22 @@ class Case:
         p_value = 2 * laws.normal_sf(abs(z))
         return self._result(what, z, None, p_value, draws, Sensitivity("normal", effect, draws, scale=error))
 
+    def largest(self, what: str, z: float, tries: int, draws: int, effect: str, note: str) -> TestResult:
+        """The z of largest size of `tries` sums of `draws` terms of variance 1 or more: Bonferroni's p."""
+        p_value = min(1.0, tries * 2 * laws.normal_sf(abs(z)))
+        sensitivity = Sensitivity("normal", effect, draws, scale=draws**-0.5, tries=tries)
+        return self._result(what, z, None, p_value, draws, sensitivity, note=note)
+
     def events(
         self, what: str, seen: int, draws: int, mass: float, effect: str, note: str = ""
     ) -> TestResult:
         """`seen` events of probability `mass` each: exact two-sided binomial test (twice the smaller
         tail).
         """
-        low = laws.binomial_cdf(seen, draws, mass)
-        high = laws.binomial_sf(seen, draws, mass)
-        sensitivity = Sensitivity("poisson", effect, draws, scale=mass)
+        p_value = laws.binomial_two_sided(seen, draws, mass)
+        sensitivity = Sensitivity("binomial", effect, draws, scale=mass)
         text = f"{seen} seen, {draws * mass:.4g} expected" + (f"; {note}" if note else "")
-        return self._result(
-            what, float(seen), None, min(1.0, 2 * min(low, high)), draws, sensitivity, note=text
-        )
+        return self._result(what, float(seen), None, p_value, draws, sensitivity, note=text)
 
     def at_most(
         self, what: str, seen: int, draws: int, bound: float, effect: str, note: str = ""

@@ -20,6 +20,7 @@ ONLINE_VOCAB = 12_288  # three of its blocks
 # slower, with 2^19 `grouped`.
 CPU_TAIL_VOCAB, CPU_CALL_LOGITS = 2048, 2**20
 LEVELS: tuple[Level, ...] = get_args(Level)
+P_VALUES = 200  # of one sampler, at most
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Plan:
     call_logits: int  # logits of one call: as many equal rows as fit
     max_rows: int = 16_384  # the Hopper kernel takes 128 an SM; beyond, another kernel would be tested
     only: tuple[str, ...] = ()  # names of targets to keep in the goodness tests; all when empty
+    p_values: int = 500  # that the whole run is expected to have
     real_logits: tuple[NDArray[np.float64], ...] = field(default=())
 
     def rows(self, vocab: int, draws: int) -> int:
@@ -130,6 +132,11 @@ class Plan:
     def budget(self, vocab: int) -> int:
         """Draws per target at this vocabulary."""
         return self.fit_draws if vocab <= 512 else max(80, min(self.fit_draws, self.fit_logits // vocab))
+
+    def few(self, vocab: int) -> int:
+        """Draws per target that only a gross fault needs, in calls of as many rows as `budget` gives."""
+        whole = self.budget(vocab)
+        return max(80, whole // 4, self.rows(vocab, whole))
 
     def case_seed(self, case: str) -> int:
         """A seed per case, so that no two cases share noise."""
@@ -144,6 +151,7 @@ def make_plan(
     alpha: float,
     real_logits: tuple[NDArray[np.float64], ...] = (),
     compiled: bool = True,
+    samplers: int = 1,
 ) -> Plan:
     """The sizes of a level. A GPU draws about a hundred times more in the same time, but for samplers that
     are no compiled kernel, such as `online` in plain torch: those get what a CPU gets.
@@ -176,6 +184,7 @@ def make_plan(
         samples=size.samples,
         call_logits=2**26 if on_gpu else CPU_CALL_LOGITS,
         real_logits=real_logits,
+        p_values=max(500, P_VALUES * samplers),
     )
 
 

@@ -55,34 +55,33 @@ def smallest_shift(standard_error: float, alpha: float, power: float) -> float:
     return standard_error * (laws.normal_isf(alpha / 2) + laws.normal_isf(1 - power))
 
 
-def smallest_excess(draws: int, mass: float, alpha: float, power: float) -> float:
-    """Mass above `mass` that a two-sided count test sees in n draws (Poisson limit; mass 0: any event at
-    all).
+def smallest_excess(draws: int, mass: float, alpha: float, power: float) -> float | None:
+    """Mass above `mass` that a two-sided count test sees in n draws (mass 0: any event at all), or None
+    where even n events would be no surprise.
     """
     _check(alpha, power)
-    expected = draws * mass
-    events = 1 if expected == 0 else _rejecting_count(expected, alpha)
-    return float(special.gammaincinv(events, power) - expected) / draws
+    # the fewest events that reject
+    events = 1 if mass == 0 else laws.first(lambda k: 2 * laws.binomial_sf(k, draws, mass) <= alpha, 1)
+    if events > draws:
+        return None
+    return float(special.betaincinv(events, draws - events + 1, power)) - mass
 
 
 def smallest_deficit(draws: int, mass: float, alpha: float, power: float) -> float | None:
     """Missing mass that the same test sees, or None where even no event at all would be no surprise."""
     _check(alpha, power)
-    expected = draws * mass
-    if 2 * math.exp(-expected) > alpha:
-        return None
     # the fewest events that no longer reject: one less does
-    events = laws.first(lambda k: 2 * laws.poisson_cdf(k, expected) > alpha, 0)
-    seen = float(special.gammainccinv(events, power))
-    return (expected - seen) / draws
+    events = laws.first(lambda k: 2 * laws.binomial_cdf(k, draws, mass) > alpha, 0)
+    return None if events == 0 else mass - float(special.betainccinv(events, draws - events + 1, power))
 
 
 def smallest_effect(sensitivity: Sensitivity, alpha: float, power: float) -> float | None:
     """The smallest effect, in the unit `sensitivity.effect` names, that a test of level alpha sees with
-    this power.
+    this power; of a count the smallest excess.
     """
     if sensitivity.draws < 1:
         return None
+    alpha /= sensitivity.tries
     if sensitivity.law == "chi-squared":
         if sensitivity.dof < 1:
             return None
@@ -94,10 +93,6 @@ def smallest_effect(sensitivity: Sensitivity, alpha: float, power: float) -> flo
         events = max(1, math.ceil(sensitivity.scale / alpha))  # the fewest of which bound / seen <= alpha
         return float(special.gammaincinv(events, power)) / sensitivity.draws
     return smallest_excess(sensitivity.draws, sensitivity.scale, alpha, power)
-
-
-def _rejecting_count(expected: float, alpha: float) -> int:
-    return laws.first(lambda k: 2 * laws.poisson_sf(k, expected) <= alpha, 1)
 
 
 def _check(alpha: float, power: float) -> None:

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 Verdict = Literal["pass", "fail", "skipped"]
-Law = Literal["chi-squared", "normal", "poisson", "markov", "zero"]
+Law = Literal["chi-squared", "normal", "binomial", "markov", "zero"]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
     """How the smallest visible effect follows from a level and a power (`power.smallest_effect`).
 
-    `scale` by law. chi-squared: unused. normal: standard error of the quantity named in `effect`. poisson:
+    `scale` by law. chi-squared: unused. normal: standard error of the quantity named in `effect`. binomial:
     the mass under test, so that `draws * scale` events are expected. markov: the events expected at most.
-    zero: unused, nothing is expected.
+    zero: unused, nothing is expected. A p-value that is the smallest of many, times their number, has that
+    number as `tries`.
     """
 
     law: Law
@@ -26,6 +27,7 @@ class Sensitivity:
     draws: int
     dof: int = 0
     scale: float = 0.0
+    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class TestResult:
     adjusted_p: float | None = None
     smallest_at_80: float | None = None
     smallest_at_99: float | None = None
+    deficit_at_80: float | None = None
     verdict: Verdict = "pass"
 
 

@@ -103,7 +103,16 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
     head = load_head(request)
     real = () if request.workload.checkpoint is None else tuple(row.numpy() for row in head.logits[:2])
     kernels, torch_code = (
-        make_plan(request.level, request.device, dtype, request.seed, request.alpha, real, compiled)
+        make_plan(
+            request.level,
+            request.device,
+            dtype,
+            request.seed,
+            request.alpha,
+            real,
+            compiled,
+            len(request.names),
+        )
         for compiled in (True, False)
     )
     if request.device == "cuda":
@@ -266,6 +275,7 @@ def _record(result: TestResult, sampler: Sampler | None) -> VerifyResult:
         effect="" if seen is None else seen.effect,
         seen_at_80=result.smallest_at_80,
         seen_at_99=result.smallest_at_99,
+        deficit_at_80=result.deficit_at_80,
         seconds=round(result.seconds, 4),
         note=result.note,
     )

@@ -45,19 +45,23 @@ class Subject:
     noise: str | None = None  # "grouped", "element", "online" with `library`
     reference: Library | None = None  # the same algorithm in plain torch, where `library` may be a GPU kernel
     compiles_shapes: bool = False  # each new shape costs it seconds
+    repeats: bool = True  # the same seed and position on the same inputs must give the same ids
 
 
 class BadIds(ValueError):
     """A sampler returned something that is no vector of ids."""
 
 
-def checked_ids(subject: Subject, ids: object, rows: int) -> Tensor:
-    """ids as int64 [rows].
+def checked_ids(subject: Subject, ids: object, hidden: Tensor) -> Tensor:
+    """A copy of ids as int64 [B] for hidden [B, D]: a sampler may fill the same buffer in every call.
 
-    Raises BadIds when the sampler returned anything else than integers of that shape.
+    Raises BadIds when the sampler returned anything else than integers of that shape on that device.
     """
+    rows = hidden.shape[0]
     if not isinstance(ids, Tensor):
         raise BadIds(f"{subject.name} must return a tensor of ids, got {type(ids).__name__}")
     if ids.shape != (rows,) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise BadIds(f"{subject.name} must return integer ids [{rows}], got {ids.dtype} {list(ids.shape)}")
-    return ids.to(torch.int64)
+    if ids.device != hidden.device:
+        raise BadIds(f"{subject.name} must return ids on {hidden.device}, where hidden is, got {ids.device}")
+    return ids.to(torch.int64, copy=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,6 +51,17 @@ class Target:
         weight = torch.zeros(self.vocab, HIDDEN, dtype=dtype, device=device)
         weight[:, 0] = torch.from_numpy(self.logits).to(device=device, dtype=dtype)
         return hidden, weight
+
+
+def together(kinds: Sequence[Target], rows: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """hidden [rows, 16] of which row b has the logits of kinds[b mod len(kinds)], weight [V, 16]."""
+    hidden = torch.zeros(rows, HIDDEN, dtype=dtype, device=device)
+    row = torch.arange(rows, device=device)
+    hidden[row, row % len(kinds)] = 1
+    weight = torch.zeros(kinds[0].vocab, HIDDEN, dtype=dtype, device=device)
+    for column, kind in enumerate(kinds):
+        weight[:, column] = torch.from_numpy(kind.logits).to(device=device, dtype=dtype)
+    return hidden, weight
 
 
 def to_bf16(logits: ArrayLike) -> Floats:

@@ -124,6 +124,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         *STATISTIC,
         Column("draws", lambda r: f"{r.draws:,}"),
         Column("sees", lambda r: significant(r.seen_at_80)),  # with power 0.8
+        Column("less", lambda r: significant(r.deficit_at_80)),
         Column("of", lambda r: r.effect or MISSING, left=True),
         Column("s", lambda r: number(r.seconds, 2)),
         Column("verdict", lambda r: r.verdict, left=True),

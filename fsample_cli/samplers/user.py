@@ -5,7 +5,7 @@
         ...
         return ids  # [B] or [B, 1], any integer dtype, each in [0, V)
 
-The same seed should give the same ids; every call of a run gets another seed.
+The same seed must give the same ids, or `verify` says so; every call of a run gets another seed.
 """
 
 from __future__ import annotations

@@ -11,14 +11,23 @@ from fsample_cli.exactness.subject import Subject
 
 
 class Perfect:
-    """Inverse CDF on float64 sums, one generator for the whole life: rows of a call must be equal."""
+    """Inverse CDF on float64 sums, one generator for the whole life."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
 
     def draw(self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
-        y = (hidden[:1].double() @ weight.double().T)[0].numpy() / temperature
-        return torch.from_numpy(self.ids(y, hidden.shape[0]))
+        kinds, kind = hidden[:1], None
+        if bool((hidden != kinds).any()):
+            kinds, kind = torch.unique(hidden, dim=0, return_inverse=True)
+        logits = (kinds.double() @ weight.double().T).numpy() / temperature
+        if kind is None:
+            return torch.from_numpy(self.ids(logits[0], hidden.shape[0]))
+        ids = torch.empty_like(kind)
+        for number, y in enumerate(logits):
+            here = kind == number
+            ids[here] = torch.from_numpy(self.ids(y, int(here.sum())))
+        return ids
 
     def ids(self, y: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
         cumulative = np.exp(y - y.max()).cumsum()
@@ -26,7 +35,7 @@ class Perfect:
         return np.asarray(np.searchsorted(cumulative, u, side="right"), dtype=np.int64)
 
     def subject(self) -> Subject:
-        return Subject("perfect", self.draw)
+        return Subject("perfect", self.draw, repeats=False)
 
 
 def _by_row(

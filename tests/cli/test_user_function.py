@@ -26,6 +26,8 @@ def large_batches(hidden, weight, temperature, seed):
     return right(hidden, weight, temperature, seed)
 def no_tensor(hidden, weight, temperature, seed):
     return right(hidden, weight, temperature, seed).tolist()
+def unseeded(hidden, weight, temperature, seed):
+    return torch.multinomial(torch.softmax(hidden.double() @ weight.double().T / temperature, 1), 1)
 def later(hidden, weight, temperature, seed):
     global CALLS
     CALLS += len(hidden) == 5
@@ -76,6 +78,18 @@ def test_verify_fails_one_that_returns_no_tensor_and_keeps_the_rest(
     assert [row["verdict"] for row in rows if row["sampler"].endswith("right")] == ["pass"] * 6
     [failed] = [row for row in rows if row["sampler"].endswith("no_tensor")]
     assert failed["verdict"] == "fail" and "must return a tensor of ids, got list" in failed["note"]
+
+
+def test_one_that_ignores_its_seed_fails_by_that_alone(fsample: Fsample, mine: Path) -> None:
+    done = fsample(
+        *VERIFY, "--test", "independence", "--sampler", f"{mine}:unseeded,{mine}:right", "--format", "json"
+    )
+    failed = [row for row in json.loads(done.out)["results"] if row["verdict"] == "fail"]
+    assert done.code == 1 and [row["case"] for row in failed] == ["same call twice"]
+    assert (
+        failed[0]["sampler"].endswith("unseeded")
+        and "the same seed must give the same ids" in failed[0]["note"]
+    )
 
 
 def test_bench_says_why_in_the_row_and_times_the_rest(fsample: Fsample, mine: Path, tmp_path: Path) -> None:
