@@ -1,4 +1,4 @@
-"""Every shipped configuration compiles without a GPU; on NVIDIA nothing spills.
+"""Every shipped configuration compiles without a GPU; on NVIDIA nothing spills but what `SPILLED` names.
 
 `triton.compile` takes a target, so no driver is needed, and cuobjdump comes in the triton wheel. The types
 of the arguments are read off the launcher's own, so that what is compiled is what is launched.
@@ -260,20 +260,34 @@ SHARED = {
 }  # fmt: skip
 
 
-def too_large(pool: ProcessPoolExecutor, jobs: list[Job]) -> list[str]:
-    """Lines of a table: the kernels that spill or ask for more shared memory than a block can have.
+# Bytes that Triton 3.6 spills, once a tile, after the loop over D. `element` holds the logits twice, as the
+# product left them and by four neighbours; a mass is kept for every group of the tile.
+SPILLED = {
+    "lm_head sm_80 bf16 B<=64 element logprob": 8,
+    "lm_head sm_80 bf16 B<=128 element logprob": 16,
+    "lm_head sm_89 bf16 B<=64 element logprob": 8,
+    "lm_head sm_89 bf16 B<=128 element logprob": 8,
+    "lm_head sm_89 bf16 B<=128 element rows": 64,
+    "lm_head sm_90 bf16 B<=64 element masked": 16,
+    "lm_head sm_90 bf16 B<=64 element samples": 48,
+    "lm_head sm_100 bf16 B<=64 grouped logprob": 24,
+    "lm_head sm_100 bf16 B<=128 grouped logprob": 64,
+}
 
-    `element` holds the logits twice, as the product left them and by four neighbours: with masks, some
-    samples or on sm_80 it may spill a few registers once a tile, after the loop over D. A Triton newer than
-    3.6 also holds more of the addresses of a dense bias or mask there.
-    """
-    later = 0 if triton.__version__.startswith("3.6.") else 384
+
+def spills_allowed(label: str) -> int:
+    """A newer Triton also holds more of the addresses of a dense bias or mask."""
+    if triton.__version__.startswith("3.6."):
+        return SPILLED.get(label, 0)
+    return 0 if "plain" in label else 640 if "element" in label else 384
+
+
+def too_large(pool: ProcessPoolExecutor, jobs: list[Job]) -> list[str]:
+    """Lines of a table: the kernels that spill or ask for more shared memory than a block can have."""
     return [
         f"{usage.label:<56} registers {usage.registers}  spilled {usage.spilled_bytes}  shared {usage.shared}"
         for work, usage in zip(jobs, pool.map(compile_job, jobs), strict=True)
-        if usage.spilled_bytes
-        > (0 if "plain" in work.label else later + (256 if "element" in work.label else 0))
-        or usage.shared > SHARED[work.architecture]
+        if usage.spilled_bytes > spills_allowed(work.label) or usage.shared > SHARED[work.architecture]
     ]
 
 
@@ -296,8 +310,14 @@ def test_hopper_other_kernels_and_dtypes(make_problem: MakeProblem, pool: Proces
     assert too_large(pool, jobs) == []
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "gfx942", "gfx950"])
-def test_other_gpus(make_problem: MakeProblem, pool: ProcessPoolExecutor, architecture: str) -> None:
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100"])
+def test_other_nvidia_gpus(make_problem: MakeProblem, pool: ProcessPoolExecutor, architecture: str) -> None:
+    jobs = head_jobs(make_problem, architecture, torch.bfloat16, ["plain", "rows", "logprob"])
+    assert too_large(pool, jobs + other_jobs(make_problem, architecture, ["rows"])[1:]) == []
+
+
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx950"])
+def test_amd_gpus(make_problem: MakeProblem, pool: ProcessPoolExecutor, architecture: str) -> None:
     jobs = head_jobs(make_problem, architecture, torch.bfloat16, ["rows"], classes=(16, 128))
     assert too_large(pool, jobs + other_jobs(make_problem, architecture, ["rows"])[1:]) == []
 
