@@ -95,9 +95,9 @@ class TestInterpreted:
 
     def test_log2_of_the_exponential(self) -> None:
         found = []
-        for first in (0, (1 << 26) - (1 << 13), 1 << 31, (1 << 32) - (1 << 14)):
-            u, log2 = stage_kernels.stages32(first, 1 << 14, False, "cpu")
-            words = first + torch.arange(1 << 14)
+        for first in (0, (1 << 26) - (1 << 15), 1 << 31, (1 << 32) - (1 << 16)):
+            u, log2 = stage_kernels.stages32(first, 1 << 16, False, "cpu")
+            words = first + torch.arange(1 << 16)
             found.append(numerics.errors(u, log2, words, False))
         worst = numerics.largest(found)
         assert worst.of_budget <= 1 and worst.series <= 4, worst
