@@ -1,6 +1,6 @@
 # make demo      set up, then see fsample work: on the GPU when there is one, on the CPU otherwise
 # make test      set up, then lint, types and the whole CPU test suite
-# make newest-triton  set up, then compile every kernel with the newest Triton of the package index
+# make newest-triton  set up, then compile and interpret the kernels with the newest Triton of the package index
 # make gpu-test  set up, then the tests that need a GPU
 # make format    lay the code out as `make test` wants it
 # make tables    README's tables and outputs, from the records under profiles/
@@ -50,7 +50,8 @@ newest-triton: $(call ready_for,dev)
 	rm -rf build/newest-triton
 	$(python) -m pip --disable-pip-version-check install --quiet --no-deps --target build/newest-triton triton
 	PYTHONPATH=build/newest-triton OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist load --durations=5 \
-		tests/kernels/test_compile.py tests/kernels/test_compile_hopper.py tests/kernels/test_contraction.py
+		$(addprefix tests/kernels/test_, $(addsuffix .py, compile compile_hopper contraction device hopper_deal \
+		lm_head_sample logits_sample reduce_candidates sort_sparse warm_up))
 
 gpu-test: $(call ready_for,dev)
 	@test -n "$(GPU)" || { echo "gpu-test: nvidia-smi shows no NVIDIA GPU here; run it on a machine with one" >&2; exit 1; }
