@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from fsample_cli.records import Record
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "profiles/README.md", "kernels/README.md")
 RECORDS = sorted((ROOT / "profiles").glob("*/*.json"))
+with_records = pytest.mark.skipif(not RECORDS, reason="a source distribution carries no records")
 
 
 def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +43,18 @@ def test_the_map_of_the_library_lists_every_file() -> None:
     assert [name for name in sorted(names) if f"]({name})" not in text] == []
 
 
-@pytest.mark.skipif(not RECORDS, reason="a source distribution carries no records")
+@with_records
+def test_tables_and_outputs_are_what_make_tables_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "profiles")
+    monkeypatch.chdir(ROOT)
+    tables = importlib.import_module("tables")
+    records = tables.load()
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert tables.PLACE.sub(partial(tables.fill, records=records, page=page), text) == text, page
+
+
+@with_records
 def test_records_are_small_readable_and_of_a_named_commit() -> None:
     for file in RECORDS:
         assert file.stat().st_size < 1_000_000, file
