@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -15,11 +16,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from fsample_kernels import api, compile_only, sample, sample_logits, warm_up, warm_up_logits
+from fsample_kernels import api, compile_only, sample, sample_logits, tables, warm_up, warm_up_logits
 from fsample_kernels.ops import (
     arguments,
     compiling,
     exchange,
+    hopper_configs,
     hopper_kernel,
     hopper_sample,
     lm_head_sample,
@@ -133,9 +135,27 @@ def test_no_call_compiles_after_it(compiled: list[str], features: str, dtype: to
     assert sorted(kernel.kernel for kernel in found) == sorted(compiled)
     assert ("hopper_kernel" if dtype == torch.bfloat16 else "lm_head_sample_kernel") in compiled
     before = list(compiled)
-    for rows in SIZES:
+    for rows in range(1, 257) if features in ("plain", "rows") else SIZES:
         sample(torch.zeros(rows, D, dtype=dtype), weight, **call_arguments(features, rows))
     assert compiled == before
+
+
+def test_no_call_compiles_after_it_under_a_table(compiled: list[str]) -> None:
+    """Its classes end elsewhere than the built-in ones, and one of them takes another kernel."""
+    shape = dataclasses.asdict(dataclasses.replace(hopper_configs.UP_TO_64_NARROW, stages=8))
+    chosen: list[tuple[int, Any, Any]] = [(7, "hopper", shape), (40, "triton", None), (99, "hopper", None)]
+    weight = torch.zeros(V, D, dtype=torch.bfloat16)
+    tables.use(tables.Entry("sm_90", V, D, "bfloat16", *entry) for entry in chosen)
+    try:
+        warm_up(weight, max_batch=256, seed=1)
+        before = list(compiled)
+        for rows in range(1, 257):
+            sample(torch.zeros(rows, D, dtype=torch.bfloat16), weight, seed=rows)
+    finally:
+        tables.use(())
+    assert compiled == before
+    # the table's shape, and for up to 64, 128, 192 and 256 rows; for up to 16, 32 and 64 rows
+    assert before.count("hopper_kernel") == 5 and before.count("lm_head_sample_kernel") == 3
 
 
 @pytest.mark.parametrize("features", ["plain", "bits", "logprob", "element"])
