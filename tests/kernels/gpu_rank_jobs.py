@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,12 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fsample_kernels import distributed
-from fsample_kernels.ops import hopper_configs
+from fsample_kernels.distributed.collectives import team_of
+from fsample_kernels.ops import hopper_configs, hopper_sample
 from fsample_kernels.ops.link import clock
-from fsample_kernels.types import Implementation
 from tests.kernels.rank_jobs import exact_head, part
-
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "triton")
 
 
 def draw(rank: int, size: int, cuts: list[int], batch: int, calls: list[dict[str, Any]]) -> list[Any]:
@@ -35,13 +34,71 @@ def draw(rank: int, size: int, cuts: list[int], batch: int, calls: list[dict[str
 
 
 def draw_apart(rank: int, size: int, cuts: list[int], batch: int, options: dict[str, Any]) -> list[Any]:
-    """Ids of two calls: by the kernel for Hopper on rank 0 and the portable one on rank 1; by other tiles."""
+    """Ids of two calls: by the kernel for Hopper on rank 0 and the portable one on rank 1; by tiles of 256
+    ids on rank 0 and of 128 on rank 1."""
     hidden, weight = (x.bfloat16().cuda() for x in exact_head(batch, cuts[-1], 64))
     shard = weight[cuts[rank] : cuts[rank + 1]]
-    drawn = [distributed.sample(hidden, shard, implementation=IMPLEMENTATIONS[rank], **options).ids.cpu()]
-    if rank:
-        hopper_configs.LARGE = hopper_configs.UP_TO_128
-    return [*drawn, distributed.sample(hidden, shard, position=1, **options).ids.cpu()]
+    why_not = hopper_sample.why_not
+    with mock.patch.object(hopper_sample, "why_not", lambda problem: "no" if rank else why_not(problem)):
+        drawn = [distributed.sample(hidden, shard, **options).ids.cpu()]
+    tiles = hopper_configs.UP_TO_128 if rank else hopper_configs.LARGE
+    # vocab_size makes it a call of another kind: every rank has compiled its kernel before one waits.
+    with mock.patch.object(hopper_sample, "variant", lambda problem: tiles):
+        result = distributed.sample(hidden, shard, position=1, vocab_size=cuts[-1], **options)
+    assert result.implementation.startswith("hopper") or torch.cuda.get_device_capability() != (9, 0)
+    return [*drawn, result.ids.cpu()]
+
+
+def unseeded(rank: int, size: int, steps: int, exchange: Any) -> Tensor:
+    """ids [2 steps, B] of calls without a seed, then of a captured one that is replayed; ranks' generators
+    differ."""
+    torch.manual_seed(rank)
+    hidden = torch.zeros(64, 64, dtype=torch.bfloat16, device="cuda")
+    shard = torch.zeros(2048, 64, dtype=torch.bfloat16, device="cuda")
+
+    def step() -> Tensor:
+        return distributed.sample(hidden, shard, exchange=exchange).ids[:, 0]
+
+    ids = [step() for _ in range(steps)]
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = step()
+    for _ in range(steps):
+        graph.replay()
+        ids.append(drawn.clone())
+    torch.cuda.synchronize()
+    distributed.check()
+    return torch.stack(ids).cpu()
+
+
+def grow(rank: int, size: int) -> tuple[int, list[int]]:
+    """Calls of 5000 rows, which need a larger link, between replays of a graph of 64 that keeps its own:
+    wrong tokens, and the links' capacities."""
+    torch.set_default_device("cuda")  # what must lie in the host's memory says so
+    V = 4096
+    hidden, weight = planted_head(V)
+    shard = weight.tensor_split(size)[rank].contiguous()
+    seed = torch.zeros((), dtype=torch.int64)
+    states, many = hidden[0].clone(), hidden[1, :1].repeat(5000, 1)
+
+    def step(rows: Tensor) -> Tensor:
+        return distributed.sample(rows, shard, seed=seed, exchange="p2p").ids
+
+    step(states)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = step(states)
+    wrong = 0
+    for turn in range(4):
+        states.copy_(hidden[turn % 2])
+        graph.replay()
+        wrong += int((drawn != (7, V - 3)[turn % 2]).sum()) + int((step(many) != V - 3).sum())
+    distributed.check()
+    return wrong, [link.capacity for link in team_of(None).links]
 
 
 def in_two_groups(rank: int, size: int, steps: int) -> int:

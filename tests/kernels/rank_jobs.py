@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsample_kernels import CheckError, checked, distributed, noise, sample
+from fsample_kernels import CheckError, api, checked, distributed, noise, sample
 from fsample_kernels.distributed import collectives, shards
 from fsample_kernels.distributed.collectives import Team
 
@@ -72,12 +73,12 @@ def unseeded(rank: int, size: int, steps: int, exchange: Any) -> Tensor:
     ])  # fmt: skip
 
 
-def lose_one(rank: int, size: int, how: str) -> Any:
-    """Two calls; rank 1 dies or stays away before the second. Returns (message, seconds it took)."""
+def lose_one(rank: int, size: int, lost: int, how: str) -> Any:
+    """Two calls; one rank dies or stays away before the second. Returns (message, seconds it took)."""
     hidden, weight = exact_head(3, 300)
     shard = weight.tensor_split(size)[rank]
     distributed.sample(hidden, shard, seed=1)
-    if rank == 1:
+    if rank == lost:
         if how == "dies":
             os._exit(3)
         time.sleep(6)
@@ -88,6 +89,63 @@ def lose_one(rank: int, size: int, how: str) -> Any:
     except distributed.RankError as error:
         return str(error), time.monotonic() - start
     return "no error"
+
+
+def lose_one_before_a_new_call(rank: int, size: int) -> list[str]:
+    """As on a GPU, where a collective waits for a rank and tells nobody: what the others hear, twice."""
+    hidden, weight = exact_head(3, 300)
+    shard = weight.tensor_split(size)[rank]
+    with as_on_a_gpu():
+        distributed.sample(hidden, shard, seed=1)
+        if rank == 1:
+            os._exit(3)
+        with mock.patch.object(Team, "gather", side_effect=AssertionError("it would wait for ever")):
+            return [rank_error(hidden, shard, {"seed": 1, "num_samples": 2}) for _ in range(2)]
+
+
+def lose_the_store(rank: int, size: int) -> list[str]:
+    """Rank 0, which hosts the store, dies: what the next call and the next steps of the others say."""
+    hidden, weight = exact_head(3, 300)
+    shard = weight.tensor_split(size)[rank]
+    distributed.sample(hidden, shard, seed=1)
+    if rank == 0:
+        os._exit(3)
+    time.sleep(0.5)
+    said = [rank_error(hidden, shard, {"seed": 1, "position": 1})]
+    for step in (Team.arrive, Team.arrive, Team.meet):
+        try:
+            step(collectives.team_of(None))
+        except distributed.RankError as error:
+            said.append(str(error))
+    return said
+
+
+def rank_error(hidden: Tensor, shard: Tensor, options: Options) -> str:
+    try:
+        return str(distributed.sample(hidden, shard, **options))
+    except distributed.RankError as error:
+        return str(error)
+
+
+def refuse_alone(rank: int, size: int, what: str, compared: bool) -> list[str]:
+    """A call that rank 1 alone ends early, for a value that ranks do not compare or out of memory; then the
+    next one. `compared`: at every call, or as on a GPU."""
+    hidden, weight = exact_head(4, 256)
+    shard = weight.tensor_split(size)[rank]
+    bias = {"logit_bias": {5: torch.inf if rank == 1 and what == "a value" else 1.0}}
+    said = []
+    with contextlib.nullcontext() if compared else as_on_a_gpu():
+        distributed.sample(hidden, shard, seed=1, logit_bias={5: 1.0})
+        broken = rank == 1 and what == "memory"
+        with (
+            mock.patch.object(api, "choose", side_effect=MemoryError) if broken else contextlib.nullcontext()
+        ):
+            try:
+                said.append(rank_error(hidden, shard, {"seed": 1, **bias}))
+            except (ValueError, MemoryError) as error:
+                said.append(type(error).__name__)
+        said.append(rank_error(hidden, shard, {"seed": 1, "logit_bias": {5: 1.0}, "position": 1}))
+    return said
 
 
 def lose_one_that_compiles(rank: int, size: int) -> str:
@@ -110,9 +168,18 @@ def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
     for what in cases:
         hidden, weight = exact_head(4, 256)
         shard = weight.tensor_split(size)[rank]
-        options: Options = {"seed": 1}
+        elsewhere: dict[str, Options] = {
+            "mask's width": {"mask": torch.ones(256, dtype=torch.bool)},
+            "logit_bias's shape": {"logit_bias": torch.zeros(4, 256)},
+            "head_bias's rows": {"head_bias": torch.zeros(128)},
+            "temperatures' shape": {"temperature": torch.ones(4)},
+            "rows for hopper": {"implementation": "hopper"},
+        }
+        options: Options = {"seed": 1, **elsewhere.get(what, {})}
         if rank == 1:
-            if what == "B":
+            if what == "rows for hopper":
+                shard = torch.zeros(128, 17)[:, :-1]
+            elif what == "B":
                 hidden = torch.zeros(8, 16)
             elif what == "dtype":
                 hidden, shard = hidden.bfloat16(), shard.bfloat16()
@@ -130,6 +197,11 @@ def disagree(rank: int, size: int, cases: list[str]) -> list[str]:
                     "logit_scale": {"logit_scale": 2}, "softcap": {"softcap": 30.0},
                     "head_bias": {"head_bias": torch.zeros(128)}, "logit_bias": {"logit_bias": {1: 1.0}},
                     "mask": {"mask": torch.ones(256, dtype=torch.bool)},
+                    "mask's width": {"mask": torch.ones(200, dtype=torch.bool)},
+                    "logit_bias's shape": {"logit_bias": torch.zeros(4, 200)},
+                    "head_bias's rows": {"head_bias": torch.zeros(100)},
+                    "temperatures' shape": {"temperature": torch.ones(3)},
+                    "implementation": {"implementation": "reference"}, "p2p": {"exchange": "p2p"},
                 }  # fmt: skip
                 options |= changes[what]
         messages.append(complaint(hidden, shard, options))
@@ -200,14 +272,14 @@ def count_comparisons(rank: int, size: int) -> list[int]:
 
 
 def made_after_a_refusal(rank: int, size: int) -> list[bool]:
-    """Whether a call counts as made: refused for its values, made, made again."""
+    """Whether a call counts as made: refused by all ranks for a value, made, made again."""
     hidden, weight = exact_head(4, 256)
     shard = weight.tensor_split(size)[rank]
     made = []
     with as_on_a_gpu():
-        for words in (7, 8, 8):  # a packed mask that is too short is of the kind of a right one
+        for temperature in (-1.0, 1.0, 0.5):
             try:
-                distributed.sample(hidden, shard, seed=1, mask=torch.full((4, words), -1, dtype=torch.int32))
+                distributed.sample(hidden, shard, seed=1, temperature=temperature)
             except ValueError:
                 pass
             [agreed] = collectives.team_of(None).agreed.values()
@@ -248,6 +320,23 @@ def in_groups(rank: int, size: int) -> Any:
                 assert "member" in str(error)
                 ids.append(torch.empty(0))
     return ids
+
+
+def repeat(rank: int, size: int, times: int, exchange: Any) -> tuple[int, Tensor]:
+    """How many of equal calls gave other bits than the first, and the first's: ids, logprob and lse."""
+    hidden, weight = torch.randn(16, 8), torch.randn(400, 8)
+    shard = weight.tensor_split(size)[rank]
+
+    def bits() -> Tensor:
+        result = distributed.sample(
+            hidden, shard, seed=1, exchange=exchange, want_logprob=True, want_lse=True
+        )
+        assert result.logprob is not None and result.lse is not None
+        floats = torch.cat([result.logprob.flatten(), result.lse])
+        return torch.cat([result.ids.flatten(), floats.view(torch.int32)])
+
+    first = bits()
+    return sum(not torch.equal(bits(), first) for _ in range(times - 1)), first
 
 
 def far_id(rank: int, size: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,17 +33,20 @@ def run_ranks(
     timeout_s: float = 60,
     wait_s: float = 120,
     backend: str = "gloo",
+    tcp: bool = False,
 ) -> list[Any]:
     """What each rank returned; for one that raised, its exception; for one that never answered, LOST.
 
-    timeout_s: of the process group; wait_s: for all ranks together. `job` must be a function of an importable
-    module. Tensors travel by value: the memory that torch would share goes with the process that made it.
+    timeout_s: of the process group; wait_s: for all ranks together; tcp: rank 0 hosts the group's store, a
+    file else. `job` must be a function of an importable module. Tensors travel by value: the memory that
+    torch would share goes with the process that made it.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         packed = pickle.dumps((job, arguments))
+        store = f"tcp://127.0.0.1:{free_port()}" if tcp else f"file://{name}/store"
         processes = [
-            _context.Process(target=_rank, args=(rank, size, name, timeout_s, backend, packed))
+            _context.Process(target=_rank, args=(rank, size, name, store, timeout_s, backend, packed))
             for rank in range(size)
         ]
         for process in processes:
@@ -57,7 +61,15 @@ def run_ranks(
         return [pickle.loads(path.read_bytes()) if path.exists() else LOST for path in found]
 
 
-def _rank(rank: int, size: int, folder: str, timeout_s: float, backend: str, packed: bytes) -> None:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank(
+    rank: int, size: int, folder: str, store: str, timeout_s: float, backend: str, packed: bytes
+) -> None:
     torch.set_num_threads(1)
     device = None
     if backend == "nccl":
@@ -67,7 +79,7 @@ def _rank(rank: int, size: int, folder: str, timeout_s: float, backend: str, pac
         torch.cuda.set_device(device)
     dist.init_process_group(
         backend,
-        init_method=f"file://{folder}/store",
+        init_method=store,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout_s),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from scipy import stats
 from torch import Tensor
 
 from fsample_kernels import SampleResult, distributed, sample, words
+from fsample_kernels.distributed import shards
+from fsample_kernels.distributed.collectives import Team
 from tests.kernels import rank_jobs
 from tests.kernels.ranks import LOST, run_ranks
 
@@ -146,14 +149,23 @@ def test_rows_that_a_rank_cannot_serve() -> None:
     assert len(seen) > 1
 
 
-def test_the_batch_may_change_from_step_to_step() -> None:
+@pytest.mark.parametrize("cuts", [[0, 256, 600], [0, 128, 384, 600]], ids=str)
+def test_the_batch_may_change_from_step_to_step(cuts: list[int]) -> None:
     hidden, weight = rank_jobs.exact_head(16, 600)
     calls: list[dict[str, Any]] = [
         {"hidden": hidden[:rows], "seed": 4, "position": position, **EVERYTHING}
         for position, rows in enumerate((8, 16, 1, 0, 16, 8))
     ]
-    for call, got in zip(calls, draw([0, 256, 600], hidden, weight, calls), strict=True):
+    for call, got in zip(calls, draw(cuts, hidden, weight, calls), strict=True):
         assert_one_ranks_answer(got, hidden, weight, call)
+
+
+@pytest.mark.parametrize("exchange", ["candidates", "log_mass"])
+def test_equal_reduces_give_equal_bits(exchange: str) -> None:
+    (changed, first), *others = run_ranks(2, rank_jobs.repeat, 500, exchange)
+    assert changed == 0
+    for again, bits in others:
+        assert again == 0 and torch.equal(bits, first)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +179,14 @@ def test_unseeded_ranks_stay_together(size: int, steps: int, exchange: str) -> N
     assert ranks[0].unique().numel() > 0.9 * size * 40
 
 
-# Cuts through groups: one rank a block of its own, three ranks in one block, a shard of one token.
-@pytest.mark.parametrize("cuts", [[0, 77, 256], [0, 3, 70, 256], [0, 129, 130, 256]], ids=str)
+# Cuts through groups: one rank a block of its own, three ranks in one block, a shard of one token; four
+# ranks, and eight that share two blocks, one of them without ids.
+@pytest.mark.parametrize(
+    "cuts",
+    [[0, 77, 256], [0, 3, 70, 256], [0, 129, 130, 256], [0, 60, 128, 200, 256],
+     [0, 9, 40, 70, 70, 128, 160, 250, 256]],
+    ids=str,
+)  # fmt: skip
 def test_distribution_over_shards_that_cut_groups(cuts: list[int]) -> None:
     ways = [("candidates", "grouped"), ("log_mass", "grouped"), ("candidates", "element")]
     for way, p in zip(ways, p_values(cuts, ways, broken=False), strict=True):
@@ -196,14 +214,69 @@ def p_values(cuts: list[int], ways: list[tuple[str, str]], broken: bool) -> list
     return found
 
 
-@pytest.mark.parametrize("how, timeout_s", [("dies", 60), ("stays away", 3)])
-def test_a_lost_rank_is_named_within_the_timeout(how: str, timeout_s: float) -> None:
-    ranks = run_ranks(3, rank_jobs.lose_one, how, timeout_s=timeout_s)
-    assert ranks[1] == (LOST if how == "dies" else "woke up")
-    for rank in (0, 2):
-        message, seconds = ranks[rank]
-        assert message.startswith("rank 1 did not arrive at fsample call 2 on a group of 3 ranks"), message
+@pytest.mark.parametrize(
+    "size, lost, how, timeout_s", [(3, 1, "dies", 60), (2, 0, "dies", 60), (3, 1, "stays away", 3)]
+)
+def test_a_lost_rank_is_named_within_the_timeout(size: int, lost: int, how: str, timeout_s: float) -> None:
+    ranks = run_ranks(size, rank_jobs.lose_one, lost, how, timeout_s=timeout_s)
+    assert ranks.pop(lost) == (LOST if how == "dies" else "woke up")
+    said = f"rank {lost} did not arrive at fsample call 2 on a group of {size} ranks"
+    for message, seconds in ranks:
+        assert message.startswith(said), message
         assert seconds < timeout_s + 5
+
+
+def test_a_rank_lost_before_a_new_call_is_named_on_any_backend() -> None:
+    first, gone, third = run_ranks(3, rank_jobs.lose_one_before_a_new_call, timeout_s=2)
+    assert gone == LOST
+    for message in (*first, *third):
+        assert message.startswith("rank 1 did not arrive at fsample call 2 on a group of 3 ranks"), message
+
+
+def test_a_store_that_dies_with_rank_0_is_an_error_of_ranks() -> None:
+    gone, said = run_ranks(2, rank_jobs.lose_the_store, timeout_s=20, tcp=True)
+    assert gone == LOST and not isinstance(said, Exception) and len(said) >= 3, said
+    for message in said:
+        assert re.match("fsample call . on a group of 2 ranks failed, and so did the store", message), message
+
+
+@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.parametrize("what, kind", [("a value", "ValueError"), ("memory", "MemoryError")])
+def test_a_rank_that_ends_a_call_alone_makes_no_other(what: str, kind: str, compared: bool) -> None:
+    """Else its next words would be taken for those that the others still wait for."""
+    others, (own, after) = run_ranks(2, rank_jobs.refuse_alone, what, compared)
+    assert own == kind
+    assert after.startswith("an earlier call of rank 1 ended before its exchange, not so on every rank")
+    for message in others:
+        assert message.startswith("rank 1 ended fsample call "), message
+
+
+def test_two_ranks_of_nccl_on_one_gpu_are_told_so() -> None:
+    def refuse() -> None:
+        raise RuntimeError("ncclInvalidUsage: ... Duplicate GPU detected : rank 0 and rank 1 both on 1b000")
+
+    team = Team.__new__(Team)
+    team.size = 2
+    with pytest.raises(distributed.RankError, match="^two ranks of the group of 2 use one GPU, and NCCL"):
+        team._collective(refuse)
+    assert team.failed
+
+
+@pytest.mark.parametrize(
+    "backend, reason", [("gloo", "a group of gloo"), ("nccl", "a call must be made once")]
+)
+def test_a_capture_that_ranks_would_have_to_compare_in(
+    monkeypatch: pytest.MonkeyPatch, backend: str, reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    weight = torch.zeros(4, 8)
+    on_a_gpu = SimpleNamespace(
+        storage_offset=weight.storage_offset, stride=weight.stride, untyped_storage=weight.untyped_storage,
+        device=torch.device("cuda", 0), is_cuda=True,
+    )  # fmt: skip
+    team = SimpleNamespace(agreed={}, backend=backend)
+    with pytest.raises(ValueError, match=f"^{reason}"):
+        shards.agree(cast(Team, team), (1, 2, 3, 4), cast(Tensor, on_a_gpu))
 
 
 def test_a_rank_that_dies_while_it_compiles_is_an_error_of_ranks() -> None:
@@ -219,7 +292,8 @@ DISAGREEMENTS = {
     "unseeded": "seed must be the same on every rank, got rank 0: values on the host, rank 1: none",
     "position": "position must be the same on every rank, got rank 0: 0, rank 1: 5",
     "temperature": "temperature must be the same on every rank, got rank 0: 1.0, rank 1: 0.5",
-    "temperatures": "temperature must be .* got rank 0: values on the host, rank 1: float32 tensor of 1 dim",
+    "temperatures": "temperature must be .* got rank 0: values on the host, rank 1: float32 tensor .4.",
+    "temperatures' shape": "temperature must be .* rank 0: float32 tensor .4., rank 1: float32 tensor .3.",
     "math": "math must be the same on every rank, got rank 0: fast, rank 1: exact",
     "store_logits": "store_logits must be the same on every rank, got rank 0: False, rank 1: True",
     "exchange": "exchange must be the same",
@@ -229,9 +303,15 @@ DISAGREEMENTS = {
     "weight_shard's D": "D of weight_shard must be the same on every rank, got rank 0: 16, rank 1: 15",
     "logit_scale": "logit_scale must be the same",
     "softcap": "softcap must be the same",
-    "head_bias": "head_bias must be the same .*, got rank 0: none, rank 1: float32 tensor of 1 dim",
+    "head_bias": "head_bias must be the same .*, got rank 0: none, rank 1: float32 tensor of weight_shard's",
+    "head_bias's rows": "head_bias must be .* of weight_shard's rows, rank 1: float32 tensor not of",
     "logit_bias": "logit_bias must be the same",
-    "mask": "mask must be the same on every rank, got rank 0: none, rank 1: bool tensor of 1 dim",
+    "logit_bias's shape": "logit_bias must be .* rank 0: float32 tensor .4, 256., rank 1: .* .4, 200.",
+    "mask": "mask must be the same on every rank, got rank 0: none, rank 1: bool tensor .256.",
+    "mask's width": "mask must be .* rank 0: bool tensor .256., rank 1: bool tensor .200.",
+    "implementation": "implementation must be the same on every rank, got rank 0: auto, rank 1: reference",
+    "rows for hopper": "whether implementation='hopper' can read weight_shard .* 0: True, rank 1: False",
+    "p2p": "exchange must be the same on every rank, got rank 0: auto, rank 1: p2p",
 }
 
 
@@ -323,6 +403,11 @@ BAD = [
     ({"exchange": "candidates", "noise": "online"}, ".* has none; use 'log_mass'"),
     ({"first_id": -3}, "first_id must be an integer, 0 or above"),
     ({"noise": "gumbel"}, "noise must be one of"),
+    ({"implementation": "cuda"}, "implementation must be one of"),
+    (
+        {"implementation": "hopper"},
+        "implementation='hopper' needs .* multiples of 128, that of rank 1 .* 150",
+    ),
     ({"head_bias": torch.zeros(200)}, r"head_bias must have shape \[150\]"),
     ({"vocab_size": 301}, r"vocab_size must be in \[1, V\] with V = 300"),
     ({"mask": torch.ones(150, dtype=torch.bool)}, ".*300 columns"),

@@ -46,6 +46,37 @@ def test_two_ranks_draw_what_one_draws(cuts: list[int], batch: int, exchange: st
                 torch.testing.assert_close(a, b.cpu(), rtol=1e-5, atol=1e-4)
 
 
+def test_shards_that_start_anywhere() -> None:
+    """Not at a multiple of 128: the portable kernel on rank 1, the one for Hopper on rank 0."""
+    cuts, batch = [0, 77, 5000], 64
+    calls: list[dict[str, Any]] = [
+        {"seed": 7, "noise": noise, "exchange": exchange, **more}
+        for noise in ("element", "grouped")
+        for exchange, more in (("p2p", {}), ("p2p", EVERYTHING), ("p2p_after", {}))
+    ]
+    first, second = run_ranks(2, gpu_rank_jobs.draw, cuts, batch, calls, backend="nccl")
+    assert not isinstance(first, Exception), first
+    hidden, weight = (x.bfloat16().cuda() for x in exact_head(batch, cuts[-1], 64))
+    whole = sample(hidden, weight, seed=7, noise="element").ids.cpu()
+    for call, one, other in zip(calls, first, second, strict=True):
+        assert torch.equal(SampleResult(*one).ids, SampleResult(*other).ids)
+        assert SampleResult(*other).implementation.endswith(f"+{call['exchange']}")
+        if call["noise"] == "element":  # the same tokens for any cut
+            assert torch.equal(SampleResult(*one).ids, whole)
+
+
+@pytest.mark.parametrize("exchange", ["candidates", "p2p"])
+def test_unseeded_ranks_stay_together(exchange: str) -> None:
+    first, second = run_ranks(2, gpu_rank_jobs.unseeded, 20, exchange, backend="nccl")
+    assert not isinstance(first, Exception), first
+    assert torch.equal(first, second)
+    assert len(set(map(tuple, first.tolist()))) == 40  # every step draws afresh
+
+
+def test_a_captured_graph_keeps_its_link_when_a_larger_one_is_opened() -> None:
+    assert run_ranks(2, gpu_rank_jobs.grow, backend="nccl") == [(0, [4096, 8192])] * 2
+
+
 @exchanges
 def test_no_wrong_token_in_back_to_back_steps_with_delays(exchange: str) -> None:
     ranks = run_ranks(2, gpu_rank_jobs.alternate, 151_936, STEPS, exchange, backend="nccl", wait_s=300)

@@ -19,7 +19,8 @@ from ..words import key_ids
 
 # torch 2.13 renamed it; older ones have the second name alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-GRACE_S = 2.0  # how long a rank that saw a call fail waits for slower ones to say that they are there
+GRACE_S = 2.0  # how long a rank that saw a call fail waits for slower ones to say how they stand
+ARRIVED, MET, REFUSED = "arrived", "met", "refused"  # what the group's store counts of each rank
 
 
 class RankError(RuntimeError):
@@ -64,7 +65,8 @@ class Team:
         self.size = dist.get_world_size(group)
         self.backend = dist.get_backend(group)
         self.members = dist.get_process_group_ranks(group)  # global ranks
-        self.calls = 0
+        self.said = dict.fromkeys((ARRIVED, MET, REFUSED), 0)  # as the store counts this rank
+        self.failed = ""  # why this rank can make no more calls
         # Calls that all ranks have compared, see `shards`. A group that gets the name of an earlier one has a
         # team of its own, and compares anew. The key holds the weight's storage itself, weakly: an address is
         # given out again, perhaps on one rank only.
@@ -78,13 +80,61 @@ class Team:
         assert group is not None  # a call has it: see `team_of`
         return group
 
+    @property
+    def calls(self) -> int:
+        return self.said[ARRIVED]
+
+    def begin(self) -> None:
+        """Raise RankError where an earlier call lost a rank, or the others may be a call ahead."""
+        if self.failed:
+            raise RankError(self.failed)
+
     def arrive(self) -> None:
         """Tell the others, through the group's store, that this rank takes part in the next call.
 
-        Done where a call waits for its collectives anyway (gloo); it is what lets an error name a rank.
+        Done where a call waits for the others anyway; it is what lets an error name a rank. Raises RankError
+        when the store is gone.
         """
-        self.calls += 1
-        self._store().set(self._key(self.rank), str(self.calls))
+        try:
+            if not self.calls:
+                self._say(REFUSED, 0)  # a store may remember a group of the same name
+            self._say(ARRIVED, self.calls + 1)
+        except RuntimeError as error:  # DistStoreError, DistNetworkError
+            raise self._lost(self._without_store()) from error
+
+    def meet(self) -> None:
+        """Wait until every rank is here, by the store: NCCL tells nobody of one that a collective waits for.
+
+        Raises RankError, naming the ranks, when some are not within the timeout of init_process_group.
+        """
+        try:
+            self._say(MET, self.said[MET] + 1)
+            limit_s = self._store().timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
+            late = self._late(MET, self.said[MET], limit_s)
+        except RuntimeError as error:
+            raise self._lost(self._without_store()) from error
+        if late:
+            raise self._lost(self._did_not_arrive(late))
+
+    def refuse(self, error: BaseException) -> None:
+        """Note that a call ended on this rank before its exchange.
+
+        Where all ranks refuse it, they go on. Otherwise the others wait for this rank's words, and would take
+        those of its next call for them: so it makes none.
+        """
+        try:
+            self._say(REFUSED, self.said[REFUSED] + 1)
+            shared = isinstance(error, ValueError) and not self._late(REFUSED, self.said[REFUSED], GRACE_S)
+        except RuntimeError:
+            shared = False
+        if isinstance(error, RankError):
+            self.failed = str(error)
+        elif not shared:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self.failed = (
+                f"an earlier call of rank {self.rank} ended before its exchange, not so on every rank; start "
+                f"the group again, the others may be a call ahead. The call's error was: {reason}"
+            )
 
     def gather(self, words: Tensor) -> Tensor:
         """int64 words, the same shape on every rank -> [R, *shape], on their device.
@@ -108,7 +158,9 @@ class Team:
         return staged.to(word.device)
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Raises RankError as `gather`."""
+        """Wait until every rank is here. Raises RankError as `meet`."""
+        if self.backend != "gloo":  # which tells of a lost rank itself, and at once
+            self.meet()
         self._collective(lambda: dist.barrier(self.group))
 
     def _stage(self, words: Tensor) -> Tensor:
@@ -119,44 +171,77 @@ class Team:
         try:
             call()
         except RuntimeError as error:  # gloo's only type for a lost peer and for a timeout
-            raise RankError(f"{self._who_is_missing()}; the backend says: {error}") from error
+            if "Duplicate GPU" in str(error):  # of NCCL
+                raise self._lost(
+                    f"two ranks of the group of {self.size} use one GPU, and NCCL takes one for each; give "
+                    "every rank its own (torch.cuda.set_device), or use the backend gloo"
+                ) from error
+            raise self._lost(f"{self._who_is_missing()}; the backend says: {error}") from error
+
+    def _lost(self, message: str) -> RankError:
+        self.failed = message
+        return RankError(message)
 
     def _who_is_missing(self) -> str:
         if not self.calls:
             return "a rank did not take part in a collective call: look at the other processes' logs"
-        deadline = time.monotonic() + GRACE_S
         try:
-            while True:
-                missing = [rank for rank in range(self.size) if self._arrived(rank) < self.calls]
-                if not missing or time.monotonic() > deadline:
-                    break
-                time.sleep(0.05)
-        except RuntimeError:  # DistStoreError, DistNetworkError: the store's host is gone
+            missing = self._late(ARRIVED, self.calls, GRACE_S)
+            refused = [rank for rank in range(self.size) if self._count(REFUSED, rank) > self.said[REFUSED]]
+        except RuntimeError:
+            return self._without_store()
+        if missing:
+            return self._did_not_arrive(missing)
+        if refused:
             return (
-                f"fsample call {self.calls} on a group of {self.size} ranks failed, and so did the store "
-                "that says who is there: the process that hosts it, rank 0 unless a launcher does, is gone"
+                f"{self._names(refused)} ended fsample call {self.calls} on a group of {self.size} ranks "
+                "before the exchange: the error raised there says why"
             )
-        if not missing:
-            return (
-                f"a rank of the group of {self.size} was lost during fsample call {self.calls}, which every "
-                "rank had begun: look at the other processes' logs"
-            )
-        names = ", ".join(f"rank {rank}" + self._global_name(rank) for rank in missing)
         return (
-            f"{names} did not arrive at fsample call {self.calls} on a group of {self.size} ranks: dead, "
-            "or doing something else; every rank must make the same calls in the same order"
+            f"a rank of the group of {self.size} was lost during fsample call {self.calls}, which every "
+            "rank had begun: look at the other processes' logs"
         )
 
-    def _global_name(self, rank: int) -> str:
-        return "" if self.members[rank] == rank else f" (global rank {self.members[rank]})"
+    def _did_not_arrive(self, ranks: list[int]) -> str:
+        return (
+            f"{self._names(ranks)} did not arrive at fsample call {self.calls} on a group of {self.size} "
+            "ranks: dead, or doing something else; every rank must make the same calls in the same order"
+        )
 
-    def _arrived(self, rank: int) -> int:
-        key = self._key(rank)
-        store = self._store()
+    def _without_store(self) -> str:
+        return (
+            f"fsample call {self.calls} on a group of {self.size} ranks failed, and so did the store "
+            "that says who is there: the process that hosts it, rank 0 unless a launcher does, is gone"
+        )
+
+    def _names(self, ranks: list[int]) -> str:
+        """With the global rank where it is another."""
+        return ", ".join(
+            f"rank {rank}" + ("" if self.members[rank] == rank else f" (global rank {self.members[rank]})")
+            for rank in ranks
+        )
+
+    def _say(self, what: str, count: int) -> None:
+        self.said[what] = count
+        self._store().set(self._key(what, self.rank), str(count))
+
+    def _late(self, what: str, count: int, seconds: float) -> list[int]:
+        """The ranks that the store has not counted that often, at once or after so many seconds."""
+        deadline, pause = time.monotonic() + seconds, 0.001
+        late = list(range(self.size))
+        while late := [rank for rank in late if self._count(what, rank) < count]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        return late
+
+    def _count(self, what: str, rank: int) -> int:
+        key, store = self._key(what, rank), self._store()
         return int(store.get(key)) if store.check([key]) else 0
 
-    def _key(self, rank: int) -> str:
-        return f"fsample/{self.group.group_name}/{rank}"
+    def _key(self, what: str, rank: int) -> str:
+        return f"fsample/{self.group.group_name}/{what}/{rank}"
 
     @staticmethod
     def _store() -> Store:

@@ -78,7 +78,8 @@ def sample(
     What ranks must agree on is compared: with gloo at every call, else when a group first sees a shape with
     this weight_shard and these options (one gather of a few words, which waits for the device and cannot be
     captured in a CUDA graph: make one call of each shape and kind before the capture). So keep weight_shard,
-    and change shapes and options on all ranks at the same call. Tensors, such as seeds, are taken for equal.
+    and change shapes and options on all ranks at the same call. Values of tensors, such as seeds, are taken
+    for equal. A rank whose call ends before the exchange, where not all refuse it alike, makes no other.
 
     Returns:
         SampleResult as `fsample_kernels.sample`; `implementation` also names the exchange:
@@ -86,9 +87,10 @@ def sample(
 
     Raises:
         ValueError: an argument is wrong, or ranks disagree: names the argument and what each rank gave.
-        RankError: a rank is gone or does not make the call within the group's timeout (the one given to
-            init_process_group); names the rank where the backend reports a failure to its caller (gloo). The
-            group is of no use afterwards.
+        RankError: a rank is gone, does not make the call within the group's timeout (the one given to
+            init_process_group), or has ended an earlier one alone; names it wherever ranks compare, and in
+            p2p, whose words are waited for for 30 s. A later gather of NCCL tells its caller of no lost
+            rank: its watchdog ends the process. The group is of no use afterwards, and says so.
 
     Example: see the module's tests; under `torchrun --nproc-per-node 2`:
         dist.init_process_group("gloo")
@@ -98,51 +100,60 @@ def sample(
     Source: Algorithm I.4 of FlashSampling, and the rank-level maximum of Algorithm 1.
     """
     team = team_of(group)
-    exchanges.check_name(exchange, noise, hidden)
+    team.begin()
     header = shards.make_header(
         hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, store_logits, noise, math,
-        exchange, vocab_size, logit_scale, softcap, (head_bias, logit_bias, mask), seed, position,
-        temperature,
+        exchange, vocab_size, logit_scale, softcap, implementation, (head_bias, logit_bias, mask), seed,
+        position, temperature,
     )  # fmt: skip
     agreed = shards.agree(team, header, weight_shard)
-    if seed is None:
-        drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
-        seed = team.broadcast(drawn)
-    problem = validation.head_problem(
-        hidden,
-        weight_shard,
-        shard=agreed.shard,
-        temperature=temperature,
-        seed=seed,
-        position=position,
-        num_samples=num_samples,
-        head_bias=head_bias,
-        logit_scale=logit_scale,
-        softcap=softcap,
-        logit_bias=logit_bias,
-        mask=mask,
-        vocab_size=vocab_size,
-        noise=noise,
-        math=math,
-        want_logprob=want_logprob,
-        want_lse=want_lse,
-        store_logits=store_logits,
-    )
-    name = validation.implementation_name(implementation)
-    chosen = exchanges.choose(team, exchange, noise, hidden.device, problem.num_rows * problem.num_samples)
-    # Log-masses are needed by more than who asks for lse, and a row's lse by a call without samples.
-    needed = dataclasses.replace(
-        problem,
-        want_lse=want_lse or want_logprob or chosen == "log_mass",
-        num_samples=max(num_samples, 1),
-    )
+    exchanged = False
 
     def draw() -> SampleResult:
-        drawn = exchanges.run(team, needed, name, chosen, is_new=not agreed.made)
-        agreed.made = True
+        nonlocal exchanged
+        drawn = exchanges.run(team, needed, implementation, chosen, is_new=not agreed.made)
+        agreed.made = exchanged = True
         return drawn._replace(implementation=f"{drawn.implementation}+{chosen}")
 
-    result = guard.run_rank(needed, draw, lambda: check(group)) if guard.active() else draw()
+    try:
+        exchanges.check_name(exchange, noise, hidden)
+        if seed is None:
+            drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
+            seed = team.broadcast(drawn)
+        problem = validation.head_problem(
+            hidden,
+            weight_shard,
+            shard=agreed.shard,
+            temperature=temperature,
+            seed=seed,
+            position=position,
+            num_samples=num_samples,
+            head_bias=head_bias,
+            logit_scale=logit_scale,
+            softcap=softcap,
+            logit_bias=logit_bias,
+            mask=mask,
+            vocab_size=vocab_size,
+            noise=noise,
+            math=math,
+            want_logprob=want_logprob,
+            want_lse=want_lse,
+            store_logits=store_logits,
+        )
+        chosen = exchanges.choose(
+            team, exchange, noise, hidden.device, problem.num_rows * problem.num_samples
+        )
+        # Log-masses are needed by more than who asks for lse, and a row's lse by a call without samples.
+        needed = dataclasses.replace(
+            problem,
+            want_lse=want_lse or want_logprob or chosen == "log_mass",
+            num_samples=max(num_samples, 1),
+        )
+        result = guard.run_rank(needed, draw, lambda: check(group)) if guard.active() else draw()
+    except BaseException as error:
+        if not exchanged:
+            team.refuse(error)
+        raise
     return result._replace(
         ids=result.ids[:, :num_samples],
         logprob=None if result.logprob is None else result.logprob[:, :num_samples],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 from collections.abc import Callable, Sequence
 from typing import get_args
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..checks import dtype_name, finite
-from ..types import Math, Noise
+from ..checks import dtype_name, finite, one_of
+from ..types import Implementation, Math, Noise
 from ..validation import Shard
 from .collectives import Agreed, Team
 from .exchanges import EXCHANGES, Exchange
@@ -22,6 +23,7 @@ _DTYPES = (
 )  # fmt: skip
 _NOISES: tuple[Noise, ...] = get_args(Noise)
 _MATHS: tuple[Math, ...] = get_args(Math)
+_IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 
 def _signed(value: object) -> int:
@@ -51,18 +53,44 @@ def _dtype_said(code: int) -> str:
     return dtype_name(_DTYPES[code]) if code < len(_DTYPES) else "another dtype"
 
 
-def _kind_code(value: object) -> int:
-    """What decides, beside the values, which kernel an argument takes: 0 none, 1 values on the host, else the
-    dtype and dimensions of a tensor."""
-    if isinstance(value, Tensor):
-        return 2 + 4 * _dtype_code(value.dtype) + min(value.dim(), 3)
-    return int(value is not None)
+def _form_code(value: object, shape: Sequence[int] | None = None) -> int:
+    """What decides, beside the values, which kernel an argument takes and whether it is taken at all: 0 none,
+    1 values on the host, else dtype and shape of a tensor, its own unless given."""
+    if not isinstance(value, Tensor):
+        return int(value is not None)
+    sizes = value.shape if shape is None else shape
+    rows, columns = (0, 0, *sizes)[-2:]
+    kind = 2 + 4 * _dtype_code(value.dtype) + min(len(sizes), 3)  # 6 bits
+    return kind + (columns % (1 << 32) << 6) + (rows % (1 << 25) << 38)
 
 
-def _kind_said(code: int) -> str:
-    if code < 2:
-        return ("none", "values on the host")[code]
-    return f"{_dtype_said((code - 2) // 4)} tensor of {(code - 2) % 4} dimensions"
+def _form_said(code: int) -> str:
+    kind = code % 64
+    if kind < 2:
+        return ("none", "values on the host")[kind]
+    dims, rows, columns = (kind - 2) % 4, code >> 38, code >> 6 & 0xFFFFFFFF
+    shape = ([], [columns], [rows, columns], "of 3 dimensions or more")[dims]
+    return f"{_dtype_said((kind - 2) // 4)} tensor {shape}"
+
+
+def _bias_code(head_bias: object, rows: int) -> int:
+    """Its form with, in place of its length, whether that is the shard's: of two shards these may differ."""
+    fits = isinstance(head_bias, Tensor) and tuple(head_bias.shape) == (rows,)
+    return _form_code(head_bias, [int(fits)])
+
+
+def _bias_said(code: int) -> str:
+    said = _form_said(code)
+    return said.replace("[1]", "of weight_shard's rows").replace("[0]", "not of weight_shard's rows")
+
+
+def _hopper_reads(weight: Tensor) -> bool:
+    """Whether rows lie as implementation="hopper" loads them."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from ..ops import hopper_sample
+
+    return weight.shape[1] % 8 == 0 and hopper_sample.tma_fits(weight)
 
 
 # What ranks compare, and how it is said. Every rank must give the same, the first two aside.
@@ -72,10 +100,12 @@ _FIELDS: tuple[tuple[str, Callable[[int], object]], ...] = (
     ("hidden on the device of weight_shard", bool), ("num_samples", int), ("want_logprob", bool),
     ("want_lse", bool), ("store_logits", bool), ("noise", _NOISES.__getitem__), ("math", _MATHS.__getitem__),
     ("exchange", EXCHANGES.__getitem__), ("vocab_size", int), ("logit_scale", _real_said),
-    ("softcap", _real_said), ("head_bias", _kind_said), ("logit_bias", _kind_said), ("mask", _kind_said),
-    ("seed", _kind_said), ("position", _kind_said), ("temperature", _kind_said),
-    ("seed", int), ("position", int), ("temperature", _real_said),
+    ("softcap", _real_said), ("implementation", _IMPLEMENTATIONS.__getitem__),
+    ("whether implementation='hopper' can read weight_shard", bool), ("head_bias", _bias_said),
+    ("logit_bias", _form_said), ("mask", _form_said), ("seed", _form_said), ("position", _form_said),
+    ("temperature", _form_said), ("seed", int), ("position", int), ("temperature", _real_said),
 )  # fmt: skip
+_IMPLEMENTATION_AT = [name for name, _ in _FIELDS].index("implementation")
 OF_A_STEP = 3  # the last ones change from step to step
 Header = tuple[int, ...]
 
@@ -94,6 +124,7 @@ def make_header(
     vocab_size: int | None,
     logit_scale: float,
     softcap: float | None,
+    implementation: Implementation,
     features: tuple[object, object, object],
     seed: int | Tensor | None,
     position: int | Tensor,
@@ -101,7 +132,7 @@ def make_header(
 ) -> Header:
     """What ranks compare, before anything that could differ is checked on one of them alone.
 
-    features: head_bias, logit_bias and mask. Of them, and of what a row has, it takes the kind: another kind
+    features: head_bias, logit_bias and mask. Of them, and of what a row has, it takes the form: another form
     may be another kernel, and before the first call of it no rank waits for one that still compiles.
     """
     for name, tensor in (("hidden", hidden), ("weight_shard", weight_shard)):
@@ -109,17 +140,21 @@ def make_header(
             raise ValueError(f"{name} must be a tensor with two dimensions; weight_shard is [V_r, D]")
     if first_id is not None and (isinstance(first_id, bool) or not isinstance(first_id, int) or first_id < 0):
         raise ValueError(f"first_id must be an integer, 0 or above, or None, got {first_id!r}")
-    if noise not in _NOISES:
-        raise ValueError(f"noise must be one of {', '.join(_NOISES)}, got {noise!r}")
-    if math not in _MATHS:
-        raise ValueError(f"math must be one of {', '.join(_MATHS)}, got {math!r}")
+    one_of("noise", noise, _NOISES)
+    one_of("math", math, _MATHS)
+    one_of("exchange", exchange, EXCHANGES)
+    one_of("implementation", implementation, _IMPLEMENTATIONS)
+    head_bias, *others = features
     return (
         weight_shard.shape[0], -1 if first_id is None else first_id, hidden.shape[0], hidden.shape[1],
         _dtype_code(hidden.dtype), weight_shard.shape[1], _dtype_code(weight_shard.dtype),
         int(hidden.device == weight_shard.device), _signed(num_samples), int(bool(want_logprob)),
         int(bool(want_lse)), int(bool(store_logits)), _NOISES.index(noise), _MATHS.index(math),
         EXCHANGES.index(exchange), _signed(vocab_size), _real(logit_scale), _real(softcap),
-        *(_kind_code(value) for value in (*features, seed, position, temperature)),
+        _IMPLEMENTATIONS.index(implementation),
+        int(implementation != "hopper" or _hopper_reads(weight_shard)),
+        _bias_code(head_bias, weight_shard.shape[0]),
+        *(_form_code(value) for value in (*others, seed, position, temperature)),
         _signed(seed), _signed(position), _real(temperature),
     )  # fmt: skip
 
@@ -139,13 +174,17 @@ def agree(team: Team, header: Header, weight: Tensor) -> Agreed:
             if old[0].expired():  # type: ignore[no-untyped-call]
                 del team.agreed[old]
     always = compares_always(team, weight.device)
-    if always:
+    if always or held is None or not held.made:
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                "a group of gloo sends through the host's memory, which no CUDA graph captures; use NCCL"
+                if always
+                else "a call must be made once outside of a CUDA graph before it is captured, for this "
+                "group, weight_shard, shape and kinds of arguments; ranks compare what they hold in it"
+            )
         team.arrive()
-    elif held is None and weight.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise ValueError(
-            "a call must be made once outside of a CUDA graph before it is captured, for this group, "
-            "weight_shard, shape and kinds of arguments; ranks compare what they hold in it"
-        )
+        if not always:
+            team.meet()
     if held is None or always:
         shard = _compare(team, header, weight.device)
         held = team.agreed[key] = Agreed(shard, held is not None and held.made)
@@ -175,6 +214,13 @@ def _compare(team: Team, header: Header, device: torch.device) -> Shard:
     lengths, given_firsts = [row[0] for row in table], [row[1] for row in table]
     total = sum(lengths)
     firsts = [sum(lengths[:rank]) for rank in range(team.size)]
+    if _IMPLEMENTATIONS[header[_IMPLEMENTATION_AT]] == "hopper":
+        for rank, first in enumerate(firsts):
+            if lengths[rank] and first % 128:
+                raise ValueError(
+                    "implementation='hopper' needs shards that start at multiples of 128, that of rank "
+                    f"{rank} starts at {first}; use 'auto' or 'triton', or split elsewhere"
+                )
     for rank, given_first in enumerate(given_firsts):
         if given_first >= 0 and lengths[rank] and given_first != firsts[rank]:
             raise ValueError(
