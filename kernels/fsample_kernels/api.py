@@ -259,8 +259,11 @@ def _why_not_kernels(problem: Problem) -> str | None:
         return "noise='online' is made by the reference only"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if device_of(problem).type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"the tensors are on {device_of(problem)}, not on a CUDA device"
+    if device_of(problem).type != "cuda":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            return f"the tensors are on {device_of(problem)}, not on a CUDA device"
+        if problem.hidden is not None and problem.hidden.dtype == torch.bfloat16:
+            return "Triton's interpreter multiplies the bits of bf16 as if they were integers"
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fsample_kernels import reference, words
+from fsample_kernels import reference, sample, sample_logits, words
 from fsample_kernels.ops import arguments, configs, lm_head_sample
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
 from fsample_kernels.types import Problem, SampleResult
@@ -307,3 +307,11 @@ def test_every_slot_is_written(
         assert isinstance(buffer, torch.Tensor) and not buffer.isnan().any()
     for ids in (seen[0].ids, result.ids):
         assert ids.min() >= 0 and ids.max() < V
+
+
+def test_bf16_is_refused_where_the_interpreter_would_draw_nonsense() -> None:
+    hidden, weight = torch.ones(2, 16, dtype=torch.bfloat16), torch.ones(40, 16, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="multiplies the bits of bf16.*use 'auto' or 'reference'"):
+        sample(hidden, weight, seed=1, implementation="triton")
+    assert sample(hidden, weight, seed=1).implementation == "reference"
+    assert sample_logits(hidden, seed=1, implementation="triton").implementation == "triton"
