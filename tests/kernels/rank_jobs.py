@@ -148,11 +148,12 @@ def refuse_alone(rank: int, size: int, what: str, compared: bool) -> list[str]:
     return said
 
 
-def lose_one_that_compiles(rank: int, size: int) -> str:
+def lose_one_that_compiles(rank: int, size: int, backend: str) -> str:
     """Rank 1 dies where ranks wait for each other's kernels before the first exchange on a GPU."""
     team = collectives.team_of(None)
     team.arrive()
     team.gather(torch.zeros(1, dtype=torch.int64))
+    team.backend = dist.Backend(backend)  # the name alone: what it does where NCCL would wait for ever
     if rank == 1:
         os._exit(3)
     try:

@@ -279,10 +279,19 @@ def test_a_capture_that_ranks_would_have_to_compare_in(
         shards.agree(cast(Team, team), (1, 2, 3, 4), cast(Tensor, on_a_gpu))
 
 
-def test_a_rank_that_dies_while_it_compiles_is_an_error_of_ranks() -> None:
-    ranks = run_ranks(2, rank_jobs.lose_one_that_compiles, timeout_s=20)
+@pytest.mark.parametrize(
+    "backend, timeout_s, said",
+    [
+        ("gloo", 20, "a rank of the group of 2 was lost during fsample call 1"),
+        ("nccl", 2, "rank 1 did not arrive at fsample call 1"),
+    ],
+)
+def test_a_rank_that_dies_while_it_compiles_is_an_error_of_ranks(
+    backend: str, timeout_s: float, said: str
+) -> None:
+    ranks = run_ranks(2, rank_jobs.lose_one_that_compiles, backend, timeout_s=timeout_s)
     assert ranks[1] == LOST
-    assert ranks[0].startswith("a rank of the group of 2 was lost during fsample call 1"), ranks[0]
+    assert ranks[0].startswith(said) and ("backend says" in ranks[0]) == (backend == "gloo"), ranks[0]
 
 
 DISAGREEMENTS = {
