@@ -89,8 +89,8 @@ def sample(
         ValueError: an argument is wrong, or ranks disagree: names the argument and what each rank gave.
         RankError: a rank is gone, does not make the call within the group's timeout (the one given to
             init_process_group), or has ended an earlier one alone; names it wherever ranks compare, and in
-            p2p, whose words are waited for for 30 s. A later gather of NCCL tells its caller of no lost
-            rank: its watchdog ends the process. The group is of no use afterwards, and says so.
+            p2p, which waits 30 s. Later gathers of NCCL tell their caller of no lost rank: its watchdog ends
+            the process. The group is of no use afterwards, and says so.
 
     Example: see the module's tests; under `torchrun --nproc-per-node 2`:
         dist.init_process_group("gloo")
