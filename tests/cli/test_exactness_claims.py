@@ -78,7 +78,7 @@ def test_the_claim_of_element_is_that_of_its_32_bits(bits: int) -> None:
     if bits == 31:
         assert abs(got / right - 1) > claims.RELATIVE  # so the depth is not understated
     if bits >= 36:
-        assert got < right / 100  # the cut: gaps above 33 ln 2 are as good as never drawn
+        assert got < right / 100  # the cut: from 2 nats beyond 33 ln 2 on as good as never drawn
 
 
 def test_the_cut_of_element_is_the_smallest_word() -> None:
