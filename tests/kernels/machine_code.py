@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from fsample_kernels.ops import hopper_kernel
+from fsample_kernels.ops.compiling import FUSE
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -76,7 +77,7 @@ def compile_job(work: Job) -> Code:
         fn=hopper_kernel.hopper_kernel, signature=work.signature, constexprs=work.constants,
         attrs={(index,): [["tt.divisibility", 16]] for index in work.aligned},
     )  # fmt: skip
-    options = {"num_warps": work.num_warps, "maxnreg": work.maxnreg}
+    options = {"num_warps": work.num_warps, "maxnreg": work.maxnreg, "enable_fp_fusion": FUSE}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     cubin = Path(os.environ["TRITON_CACHE_DIR"]) / f"{os.getpid()}.cubin"
     cubin.write_bytes(compiled.asm["cubin"])

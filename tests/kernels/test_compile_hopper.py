@@ -90,14 +90,27 @@ EARLY = triton.__version__.startswith("3.6.")
 MAY_SPILL_IN_LOOP = 0 if EARLY else 3
 MAY_SPILL = {
     LARGE: {},
-    UP_TO_192: {"rows": 32, "mask": 32, "bits": 32, "mass": 160, "stored": 32},
-    UP_TO_128: {"element rows": 16},
+    UP_TO_192: {"rows": 32, "mask": 64},
+    UP_TO_128: {},
 }
 MAY_SPILL_LATER = {
     LARGE: {"transforms": 96, "bias": 192, "mask": 512},
     UP_TO_192: {"plain": 128, "mask": 256, "bits": 128, "mass": 256, "stored": 128},
     UP_TO_128: {},
 }
+
+
+# Instructions of the whole kernel with triton 3.6, as measured; the scheduler may add 2 %.
+INSTRUCTIONS = {
+    (UP_TO_64, "plain"): 1936,
+    (UP_TO_64_NARROW, "plain"): 1936,
+    (UP_TO_128, "plain"): 3424,
+    (UP_TO_192, "plain"): 4240,
+    (LARGE, "plain"): 5696,
+    (UP_TO_64, "element"): 3400,
+    (UP_TO_128, "element"): 6264,
+}
+SLACK = 1.02
 
 
 def spills_allowed(config: HopperConfig, variant: str) -> int:
@@ -116,13 +129,15 @@ def check(pool: ProcessPoolExecutor, jobs: list[tuple[HopperConfig, Job]]) -> li
     codes = list(pool.map(compile_job, [job for _, job in jobs]))
     print(*map(summary, codes), sep="\n")
     for (config, job), code in zip(jobs, codes, strict=True):
-        line = summary(code)
+        line, variant = summary(code), code.label.rpartition(", ")[2]
         assert job.constants["BV"] == config.bv and job.constants["STAGES"] == config.stages
         assert code.registers == hopper_sample.MAX_REGISTERS, line  # else the split of setmaxnreg is ignored
         assert code.shared <= SHARED, line
         assert code.spills_in_loop <= MAY_SPILL_IN_LOOP, line
         assert code.early == 0, line
-        assert code.spills <= spills_allowed(config, code.label.rpartition(", ")[2]), line
+        assert code.spills <= spills_allowed(config, variant), line
+        if EARLY and (config, variant) in INSTRUCTIONS:
+            assert code.opcodes.total() <= SLACK * INSTRUCTIONS[config, variant], line
         assert code.shapes == {f"64x{config.bv}x16"}, line
         assert code.loads >= 1 + config.rows // config.box, line
     return codes
@@ -237,7 +252,7 @@ def test_small_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) 
     assert bias.pairs("LDG") - plain.pairs("LDG") == stored.pairs("STG") - plain.pairs("STG") == 32
     logits = UP_TO_64.rows * UP_TO_64.bv / 128  # a thread and tile
     print(f"{plain.per_tile} instructions a tile, {plain.per_tile / logits:.2f} a logit")
-    assert 6 < plain.per_tile / logits <= 12.5
+    assert 6 < plain.per_tile / logits <= (SLACK * 11.44 if EARLY else 12.5)
 
 
 def test_large_batches(make_job: Callable[..., Job], pool: ProcessPoolExecutor) -> None:
