@@ -29,11 +29,11 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Workspace]:
     for name, value in (("_of_stream", {}), ("_spares", {}), ("_given", [])):
         monkeypatch.setattr(hopper_workspace, name, value)
 
-    def take(num_rows: int = 8, num_sums: int = 0) -> Workspace:
+    def take(num_rows: int = 8, num_scratch: int = 0) -> Workspace:
         nonlocal capturing
         capturing = True
         try:
-            return workspace(num_rows, num_sums, FLAGS, DEVICE)
+            return workspace(num_rows, num_scratch, FLAGS, DEVICE)
         finally:
             capturing = False
 

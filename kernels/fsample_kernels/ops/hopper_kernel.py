@@ -8,7 +8,7 @@ last CTA of a block of rows writes the ids and resets the workspace for the next
 split over ranks it leaves the keys, or exchanges them with the other GPUs while other blocks of rows still
 run. Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
 `reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to the next
-(`hopper_carry.py`).
+(`hopper_carry.py`), and in such tiles the draw inside a group waits for the end (`hopper_keep.py`).
 
 Values that only travel do so in tuples, none of which holds a constexpr: out of a tuple in a variable it
 would come as a tensor.
@@ -29,6 +29,7 @@ from fsample_kernels.ops.hopper_carry import leave_sum, take_sum
 from fsample_kernels.ops.hopper_pipeline import accumulate, last_box, producer, split_work, tile_of
 from fsample_kernels.ops.hopper_rows import (
     draw_into,
+    draw_kept,
     empty_state,
     load_scale,
     meet_peers,
@@ -62,7 +63,7 @@ ANY_ALIGNMENT = (
 
 @gluon.jit
 def finish_tile(
-    acc, state, column0, slot, starts, row_state, sizes, row_args, tables, candidates, logits_ptr,
+    acc, state, column0, slot, starts, row_state, sizes, row_args, tables, candidates, logits_ptr, kept_ptr,
     M: gl.constexpr, N: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
@@ -88,7 +89,7 @@ def finish_tile(
         for b in gl.static_range(N // 128):
             state = draw_into(
                 state, ready[b], row_state, row_args, gl.to_tensor(0).to(gl.uint32), lane, first_block + b,
-                column0 + b * 128, WANT_MASS, GROUPED, FAST,
+                column0 + b * 128, kept_ptr, M, WANT_MASS, GROUPED, FAST,
             )  # fmt: skip
     else:
         for k in range(num_samples):
@@ -97,7 +98,7 @@ def finish_tile(
             for b in gl.static_range(N // 128):
                 one = draw_into(
                     one, ready[b], row_state, row_args, sample.to(gl.uint32), lane, first_block + b,
-                    column0 + b * 128, WANT_MASS, GROUPED, FAST,
+                    column0 + b * 128, None, M, WANT_MASS, GROUPED, FAST,
                 )  # fmt: skip
             store_candidates(
                 one, gl.max(rows, 1), num_rows, first_id, slot, num_slots, sample, candidates, WANT_MASS
@@ -107,7 +108,7 @@ def finish_tile(
 
 @gluon.jit
 def consumer(
-    ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+    ring, place, sizes, carry, kept_ptr, keys_ptr, row_args, tables, candidates, logits_ptr,
     WG: gl.constexpr, BV: gl.constexpr, BOX: gl.constexpr, MW0: gl.constexpr, MW1: gl.constexpr,
     STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr, HAS_SCALE: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SINGLE: gl.constexpr, WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
@@ -132,6 +133,8 @@ def consumer(
     any_greedy = gl.max(gl.max((greedy & live).to(gl.int32), 1), 0) > 0
     row_state = (rows, live, c, greedy, any_greedy, (first_row - back, first_row + MW))
     state = empty_state(MW, lay)
+    if kept_ptr is not None:
+        kept_ptr += (gl.program_id(0) * 2 + WG) * (MW0 * 128)
     row_blocks = gl.cdiv(num_rows, MW0 + MW1)
     deal = split_work(units, ctas, cta, blocks_d, BV)
     i = 0
@@ -149,8 +152,11 @@ def consumer(
         else:
             state = finish_tile(
                 acc, state, tile * BV, tile * (BV // 128), starts, row_state, sizes, row_args, tables,
-                candidates, logits_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST,
+                candidates, logits_ptr, kept_ptr, MW, BV, HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS,
+                GROUPED, FAST,
             )  # fmt: skip
+    if kept_ptr is not None:
+        state = draw_kept(state, row_state, row_args, kept_ptr, first_id, MW, WANT_MASS, FAST)
     if keys_ptr is not None:
         publish(keys_ptr, state, gl.max(rows, 1), num_rows, first_id)
     elif SINGLE:
@@ -164,6 +170,7 @@ def consumer(
 def hopper_kernel(
     w, h,  # TMA descriptors of weight [V, D] in boxes [128, BD] and hidden [B, D] in boxes [BOX, BD]
     keys_ptr, counters_ptr, ids_ptr,  # [B] int64, [row blocks] int32, [B, 1] int64; None: leave candidates
+    kept_ptr,  # of `hopper_keep`, or None: draw inside every group at once
     sums_ptr, flags_ptr,  # of `hopper_carry`; None where tiles are 128 wide
     link_ptr,  # None, or what `link` says: then ids are those of the best of all ranks' keys
     num_rows: gl.int32, num_columns: gl.int32, num_samples: gl.int32, size_d: gl.int32, units: gl.int32,
@@ -230,11 +237,11 @@ def hopper_kernel(
     if WARPGROUPS == 2:
         gl.warp_specialize([
             (consumer, (
-                ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                ring, place, sizes, carry, kept_ptr, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(0), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (consumer, (
-                ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                ring, place, sizes, carry, kept_ptr, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(1), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, ring, place, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),
@@ -242,7 +249,7 @@ def hopper_kernel(
     else:
         gl.warp_specialize([
             (consumer, (
-                ring, place, sizes, carry, keys_ptr, row_args, tables, candidates, logits_ptr,
+                ring, place, sizes, carry, kept_ptr, keys_ptr, row_args, tables, candidates, logits_ptr,
                 gl.constexpr(0), BV, BOX, MW0, MW1, STAGES, IN_FLIGHT,
                 HAS_SCALE, HAS_SOFTCAP, SINGLE, WANT_MASS, GROUPED, FAST)),
             (producer, (w, h, ring, place, num_rows, blocks_d, BV, BD, BOX, MW0, MW1, STAGES)),

@@ -10,7 +10,8 @@ from triton.experimental.gluon import language as gl
 
 from fsample_kernels.ops.device import exp2
 from fsample_kernels.ops.gluon_names import cta_barrier
-from fsample_kernels.ops.hopper_tile import draw_block
+from fsample_kernels.ops.hopper_keep import keep, load_kept
+from fsample_kernels.ops.hopper_tile import draw_block, score_block
 from fsample_kernels.ops.link import EPOCH, RANK, clock, end_step, ids_of, send, take
 
 # No score yet: the image of -inf (see `publish`).
@@ -75,23 +76,58 @@ def empty_state(M: gl.constexpr, lay: gl.constexpr):
 
 @gluon.jit
 def draw_into(
-    state, xs, row_state, row_args, sample, lane, block, column0,
+    state, xs, row_state, row_args, sample, lane, block, column0, kept_ptr, M: gl.constexpr,
     WANT_MASS: gl.constexpr, GROUPED: gl.constexpr, FAST: gl.constexpr,
 ):  # fmt: skip
-    """Draw in a block of 128 ids, and merge its winners and its mass into the state."""
+    """Draw in a block of 128 ids, and merge its winners and its mass into the state.
+
+    With kept_ptr the draw inside the groups waits for `draw_kept`: until then best_column is the first of the
+    block, best_y nothing, and of the lanes of a row only those count that have led it.
+    """
     best, best_column, best_y, mass_m, mass_s = state
     rows, live, c, greedy, any_greedy, _ = row_state
     words = load_words(rows, live, row_args)
-    score, member, x, m, total = draw_block(
-        xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED, FAST
-    )
-    wins = score > best  # later blocks have higher ids: a tie stays where it is
-    best = gl.where(wins, score, best)
-    best_column = gl.where(wins, column0 + (member // 2) * 8 + lane * 2 + member % 2, best_column)
+    # later blocks have higher ids: a tie stays where it is
+    if kept_ptr is not None:
+        score, m, total = score_block(xs, c, greedy, any_greedy, words, sample, lane, block, FAST)
+        wins = score > gl.expand_dims(gl.max(best, 1), 1)
+        keep(kept_ptr, xs, wins, M)
+        best_column = gl.where(wins, column0, best_column)
+    else:
+        score, member, x, m, total = draw_block(
+            xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED, FAST
+        )
+        wins = score > best
+        best_column = gl.where(wins, column_of(column0, member, lane), best_column)
+        if WANT_MASS:
+            best_y = gl.where(wins, x / c, best_y)
     if WANT_MASS:
-        best_y = gl.where(wins, x / c, best_y)
         mass_m, mass_s = add_mass(mass_m, mass_s, m, total, FAST)
-    return best, best_column, best_y, mass_m, mass_s
+    return gl.where(wins, score, best), best_column, best_y, mass_m, mass_s
+
+
+@gluon.jit
+def column_of(column0, member, lane):
+    """Of a member of the lane's group, in the block that begins at column0."""
+    return column0 + (member // 2) * 8 + lane * 2 + member % 2
+
+
+@gluon.jit
+def draw_kept(
+    state, row_state, row_args, kept_ptr, first_id, M: gl.constexpr, WANT_MASS: gl.constexpr,
+    FAST: gl.constexpr,
+):  # fmt: skip
+    """The state with members drawn in the groups that `draw_into` has kept; their scores are known."""
+    best, column0, best_y, mass_m, mass_s = state
+    rows, live, c, greedy, any_greedy, _ = row_state
+    lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, best.type.layout)), 0)
+    _, member, x, _, _ = draw_block(
+        load_kept(kept_ptr, best, M), c, greedy, any_greedy, load_words(rows, live, row_args),
+        gl.to_tensor(0).to(gl.uint32), lane, (first_id + column0) // 128, True, FAST,
+    )  # fmt: skip
+    if WANT_MASS:
+        best_y = x / c
+    return best, column_of(column0, member, lane), best_y, mass_m, mass_s
 
 
 @gluon.jit

@@ -181,9 +181,12 @@ def _run(
         if parts_tiles(units, ctas, blocks_d, config.bv):
             # a place for two warpgroups a CTA, see `hopper_carry.places`
             num_sums = ctas * row_blocks * 2 * config.rows0 * config.bv
-        state = workspace(B, num_sums, 2 * sm_count(device), device) if in_one_launch or wide else None
+        keeps = wide and K == 1 and problem.noise == "grouped"
+        num_kept = ctas * row_blocks * 2 * config.rows0 * 128 if keeps else 0
+        num_flags, scratch = 2 * sm_count(device), num_sums + num_kept
+        state = workspace(B, scratch, num_flags, device) if in_one_launch or wide else None
         if state and wide:
-            buffers.spoil(state.sums)
+            buffers.spoil(state.scratch)
         ids = scores = best_ids = winner_logits = tile_max = tile_sum = None
         if in_one_launch:
             ids = empty(B, 1, dtype=torch.int64) if keys is None else keys
@@ -203,7 +206,8 @@ def _run(
             w=w, h=h,
             keys_ptr=state.keys if state and in_one_launch else None,
             counters_ptr=state.counters if state and in_one_launch else None, ids_ptr=ids,
-            sums_ptr=state.sums if state and wide else None,
+            kept_ptr=state.scratch[num_sums:] if state and keeps else None,
+            sums_ptr=state.scratch if state and wide else None,
             flags_ptr=state.flags if state and wide else None, link_ptr=link,
             num_rows=B, num_columns=V, num_samples=K, size_d=weight.shape[1], units=units, num_slots=slots,
             first_id=problem.first_id, limit=limit, spoiled_ptr=spoiled,

@@ -275,12 +275,18 @@ def greedy_block(xs, any_greedy):
 
 
 @gluon.jit
+def group_words(words, sample, lane, block, like):
+    """The four words of each of the block's four groups, [M, 4] as `like`; block: of all, or of each."""
+    position, row_word, key0, key1 = words
+    unit = (block * 4 + lane).to(gl.uint32) + gl.zeros_like(like).to(gl.uint32)
+    return philox(unit, position, sample, row_word + GROUP_DOMAIN, key0, key1)
+
+
+@gluon.jit
 def draw_groups(xs, c, words, sample, lane, block, FAST: gl.constexpr):
     """`grouped`: one draw inside each of the block's four groups. Returns score (base 2), member, y c, and
     the log-mass (m, total)."""
-    position, row_word, key0, key1 = words
-    unit = (block * 4 + lane).to(gl.uint32) + gl.zeros_like(xs[0]).to(gl.uint32)
-    r0, r1, r2, r3 = philox(unit, position, sample, row_word + GROUP_DOMAIN, key0, key1)
+    r0, r1, r2, r3 = group_words(words, sample, lane, block, xs[0])
     m, total, sums = group_mass(xs, c, FAST)
     member, e = draw_member(sums, total, r0, r1)
     return group_score(m, total, r2, r3, FAST), member, m + log2(e, FAST), m, total
@@ -336,6 +342,26 @@ def draw_elements(xs, c, words, sample, lane, block, FAST: gl.constexpr):
 
 
 @gluon.jit
+def greedy_score(score, top, c, greedy):
+    """A greedy row's score is its largest logit. c is 1 in it, NaN where the row's parameters are bad;
+    element scores show a NaN logit too."""
+    alone = gl.where(score < float("inf"), top * c, float("inf"))
+    return gl.where(greedy, gl.where(alone < float("inf"), alone, float("inf")), score)
+
+
+@gluon.jit
+def score_block(xs, c, greedy, any_greedy, words, sample, lane, block, FAST: gl.constexpr):
+    """`draw_block` of `grouped` without the draw inside a group: score, and the log-mass (m, total)."""
+    top, _ = greedy_block(xs, any_greedy)
+    _, _, r2, r3 = group_words(words, sample, lane, block, xs[0])
+    m, total, _ = group_mass(xs, c, FAST)
+    score = group_score(m, total, r2, r3, FAST)
+    if any_greedy:
+        score = greedy_score(score, top, c, greedy)
+    return score, m, total
+
+
+@gluon.jit
 def draw_block(
     xs, c, greedy, any_greedy, words, sample, lane, block, GROUPED: gl.constexpr, FAST: gl.constexpr
 ):
@@ -348,7 +374,5 @@ def draw_block(
     else:
         score, member, x, m, total = draw_elements(xs, c, words, sample, lane, block, FAST)
     if any_greedy:
-        # c is 1 in a greedy row, NaN where the row's parameters are bad; element scores show a NaN logit too
-        alone = gl.where(score < float("inf"), top * c, float("inf"))
-        score = gl.where(greedy, gl.where(alone < float("inf"), alone, float("inf")), score)
+        score = greedy_score(score, top, c, greedy)
     return score, gl.where(greedy, first, member), gl.where(greedy, top, x), m, total
