@@ -1,8 +1,10 @@
 """The `torch.library` operator `fsample::sample`: what torch.compile sees of a call, one opaque node.
 
 Eager calls do not pass through it. The operator takes a call apart into what an operator schema can carry
-and checks it when it runs, so a compiled call raises the same errors as an eager one. What a schema cannot
-carry as it is (a bool for a number, a seed of 65 bits) is found while tracing, and carried as the message.
+and checks it when it runs, so a compiled call raises what an eager one does for values that break a rule.
+What a schema cannot carry as it is (a bool for a number, a seed of 65 bits) is found while tracing, and
+carried as the message. For arguments of another type or number of dimensions torch.compile has errors of
+its own.
 """
 
 from __future__ import annotations

@@ -176,9 +176,9 @@ def test_tables_by_pairs(tables: str, B: int, monkeypatch: pytest.MonkeyPatch) -
         check(hidden, weight, **arguments[tables], store_logits=True, vocab_size=vocab_size)
 
 
-@pytest.mark.parametrize("num_samples", [1, 3])
-def test_a_shard_past_the_vocabulary_draws_nothing(num_samples: int) -> None:
-    hidden, weight = inputs(3, 128, 64)
+@pytest.mark.parametrize(("B", "num_samples"), [(3, 1), (3, 3), (260, 1)])
+def test_a_shard_past_the_vocabulary_draws_nothing(B: int, num_samples: int) -> None:
+    hidden, weight = inputs(B, 128, 64)
     shard = validation.Shard(128, 256)
     result = run(problem_of(
         hidden, weight, shard=shard, vocab_size=100, num_samples=num_samples, want_logprob=True, want_lse=True
@@ -187,14 +187,27 @@ def test_a_shard_past_the_vocabulary_draws_nothing(num_samples: int) -> None:
     assert result.lse is not None and bool((result.lse == -torch.inf).all())
 
 
-def test_the_least_masses_are_masses() -> None:
+@pytest.mark.parametrize("B", [2, 260])
+def test_the_least_masses_are_masses(B: int) -> None:
     """Logits of -1e38 have a log-sum-exp of that size, and one of a greedy row is its largest logit."""
-    hidden, weight = inputs(2, 256, 64)
+    hidden, weight = inputs(B, 256, 64)
     result = check(
         hidden * 0, weight, logit_bias=torch.full((256,), -1e38, device="cuda"), want_logprob=True,
-        want_lse=True, temperature=torch.tensor([1.0, 0.0], device="cuda"),
+        want_lse=True, temperature=torch.tensor([1.0, 0.0], device="cuda").repeat(B // 2),
     )  # fmt: skip
-    assert result.lse is not None and result.lse.tolist() == [pytest.approx(-1e38)] * 2
+    assert result.lse is not None and result.lse.tolist() == [pytest.approx(-1e38)] * B
+
+
+@pytest.mark.parametrize("B", [3, 100, 160, 260])
+def test_of_equal_logits_a_greedy_row_takes_the_lowest_id(B: int) -> None:
+    """In two lanes of a block, in a later block, and in another tile."""
+    hidden, weight = inputs(B, 5000, 64)
+    weight[[134, 131, 700, 4000]] = (hidden[0] * 20).to(weight.dtype)
+    hidden[:] = hidden[0]
+    temperature = torch.where(torch.arange(B, device="cuda") % 2 == 0, 0.0, 0.01)
+    ids = sample(hidden, weight, temperature=temperature, seed=3, implementation="hopper").ids[:, 0]
+    assert ids[::2].unique().tolist() == [131]  # type: ignore[no-untyped-call]
+    assert set(ids[1::2].tolist()) <= {131, 134, 700, 4000}
 
 
 def test_store_logits_changes_no_id() -> None:
@@ -214,29 +227,33 @@ def test_nothing_is_read_that_no_program_wrote(B: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(hopper_workspace, "_of_stream", {})  # the sums of parted tiles are empty memory, too
     hidden, weight = inputs(B, 50257, 128)
     check(hidden, weight)
+    check(hidden, weight, want_logprob=True, want_lse=True)
     full = check(hidden, weight, num_samples=2, want_logprob=True, want_lse=True, store_logits=True)
     for values in (full.logprob, full.lse, full.logits):
         assert values is not None and values.isfinite().all()
 
 
-def test_bad_rows_disturb_no_other() -> None:
-    hidden, weight = inputs(70, 5000, 256)
+@pytest.mark.parametrize("B", [70, 260])
+def test_bad_rows_disturb_no_other(B: int) -> None:
+    hidden, weight = inputs(B, 5000, 256)
     want = sample(hidden, weight, seed=1, implementation="hopper").ids
     hidden[2, 5] = float("nan")
-    temperature = torch.ones(70, device="cuda")
+    temperature = torch.ones(B, device="cuda")
     temperature[7], temperature[8], temperature[9] = float("nan"), float("inf"), -1.0
-    position = torch.zeros(70, dtype=torch.int64, device="cuda")
+    position = torch.zeros(B, dtype=torch.int64, device="cuda")
     position[11], position[12] = 1 << 32, -1
-    mask = torch.ones(70, 5000, dtype=torch.bool, device="cuda")
+    mask = torch.ones(B, 5000, dtype=torch.bool, device="cuda")
     mask[20] = False
-    got = sample(
-        hidden, weight, seed=1, temperature=temperature, position=position, mask=mask,
-        implementation="hopper",
-    ).ids  # fmt: skip
-    bad = torch.zeros(70, dtype=torch.bool, device="cuda")
+    bad = torch.zeros(B, dtype=torch.bool, device="cuda")
     bad[[2, 7, 8, 9, 11, 12, 20]] = True
-    assert_ids_in_range(got, 5000, bad)
-    assert torch.equal(got[~bad], want[~bad])
+    for mass in (False, True):
+        got = sample(
+            hidden, weight, seed=1, temperature=temperature, position=position, mask=mask,
+            implementation="hopper", want_logprob=mass, want_lse=mass,
+        )  # fmt: skip
+        assert_ids_in_range(got.ids, 5000, bad)
+        assert torch.equal(got.ids[~bad], want[~bad])
+        assert got.logprob is None or torch.equal(got.logprob[:, 0].isnan(), bad)
     greedy = sample(hidden, weight, temperature=0.0, seed=1, implementation="hopper").ids
     assert greedy[2, 0] == -1 and (greedy[3:] >= 0).all()
 

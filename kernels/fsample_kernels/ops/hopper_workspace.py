@@ -23,7 +23,7 @@ class Workspace:
     It is no argument of `sample`, since a caller could only get it wrong: launches of one stream never
     overlap, and a captured call keeps its own, whatever streams replay it. The price is memory: 12 bytes a
     row and, once a call has had more than 192 rows, up to 192 KiB an SM; and 0.9 MB for every `SPARES`
-    captured calls.
+    captured calls. The scratch of a captured call is memory of its graph.
     """
 
     keys: Tensor  # [rows] int64, EMPTY_KEY
