@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsample_kernels import CheckError, api, checked, distributed, noise, sample
-from fsample_kernels.distributed import collectives, shards
+from fsample_kernels.distributed import collectives, exchanges, shards
 from fsample_kernels.distributed.collectives import Team
 
 Options = dict[str, Any]
@@ -128,29 +128,90 @@ def rank_error(hidden: Tensor, shard: Tensor, options: Options) -> str:
 
 
 def refuse_alone(rank: int, size: int, what: str, compared: bool) -> list[str]:
-    """A call that rank 1 alone ends early, for a value that ranks do not compare or out of memory; then the
-    next one. `compared`: at every call, or as on a GPU."""
+    """A call that rank 1 alone ends early, for what ranks do not compare, before they do, or out of memory;
+    then the next one. `compared`: at every call, or as on a GPU."""
     hidden, weight = exact_head(4, 256)
     shard = weight.tensor_split(size)[rank]
-    bias = {"logit_bias": {5: torch.inf if rank == 1 and what == "a value" else 1.0}}
+    odd = rank == 1
+    same: Options = {"seed": 1, "logit_bias": {5: 1.0}}
+    changes: dict[str, Options] = {
+        "a value": {"logit_bias": {5: torch.inf}},
+        "a name": {"noise": "gumbel"},
+        "a kind": {"exchange": "all"},
+    }
+    options = same | (changes.get(what, {}) if odd else {})
+    states = hidden[0] if odd and what == "a shape" else hidden
     said = []
     with contextlib.nullcontext() if compared else as_on_a_gpu():
-        distributed.sample(hidden, shard, seed=1, logit_bias={5: 1.0})
-        broken = rank == 1 and what == "memory"
+        distributed.sample(hidden, shard, position=torch.tensor(0), **same)
+        broken = odd and what == "memory"
         with (
             mock.patch.object(api, "choose", side_effect=MemoryError) if broken else contextlib.nullcontext()
         ):
             try:
-                said.append(rank_error(hidden, shard, {"seed": 1, **bias}))
+                said.append(rank_error(states, shard, {**options, "position": torch.tensor(1)}))
             except (ValueError, MemoryError) as error:
                 said.append(type(error).__name__)
-        said.append(rank_error(hidden, shard, {"seed": 1, "logit_bias": {5: 1.0}, "position": 1}))
+        said.append(rank_error(hidden, shard, {**same, "position": torch.tensor(2)}))
     return said
+
+
+def refuse_alike(rank: int, size: int) -> Any:
+    """As on a GPU, calls that all ranks refuse: after ranks have compared, before, and as they compare; rank
+    1's host is late each time. Then ids of the next one."""
+    hidden, weight = exact_head(4, 256)
+    shard = weight.tensor_split(size)[rank]
+    collectives.GRACE_S = 0.1
+    refused: list[Options] = [{"temperature": -1.0}, {"noise": "gumbel"}, {"num_samples": 2 + rank}]
+    with as_on_a_gpu():
+        distributed.sample(hidden, shard, seed=1)
+        for options in refused:
+            time.sleep(0.5 * rank)
+            assert "must be" in complaint(hidden, shard, {"seed": 1, **options})
+        return distributed.sample(hidden, shard, seed=1).ids
+
+
+def refuse_different_calls(rank: int, size: int) -> str:
+    """Rank 1 refuses a call that rank 0 made without waiting for it, and rank 0 the next one."""
+    team = collectives.team_of(None)
+    for _ in range(2 - rank):
+        team.begin()
+    team.refuse(ValueError("position must be"))
+    try:
+        team.begin()
+    except distributed.RankError as error:
+        return str(error)
+    return "went on"
+
+
+def lose_one_within_a_call(rank: int, size: int, refused: bool) -> tuple[str, str, float]:
+    """The last rank dies after ranks have compared, where rank 1 may have refused the call alone: what this
+    call and the next say, and the seconds both took. Hosts do not find out at the same time."""
+    hidden, weight = exact_head(4, 128 * size)
+    shard = weight.tensor_split(size)[rank]
+    run = exchanges.run
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if rank == size - 1:
+            os._exit(3)
+        time.sleep(0.5 * rank)
+        return run(*arguments, **options)
+
+    distributed.sample(hidden, shard, seed=1)
+    bias = {5: torch.inf if refused and rank == 1 else 1.0}
+    start = time.monotonic()
+    with mock.patch.object(exchanges, "run", dying):
+        try:
+            first = rank_error(hidden, shard, {"seed": 1, "logit_bias": bias})
+        except ValueError as error:
+            first = str(error)
+    return first, rank_error(hidden, shard, {"seed": 1}), time.monotonic() - start
 
 
 def lose_one_that_compiles(rank: int, size: int, backend: str) -> str:
     """Rank 1 dies where ranks wait for each other's kernels before the first exchange on a GPU."""
     team = collectives.team_of(None)
+    team.begin()
     team.arrive()
     team.gather(torch.zeros(1, dtype=torch.int64))
     team.backend = dist.Backend(backend)  # the name alone: what it does where NCCL would wait for ever

@@ -241,20 +241,47 @@ def test_a_store_that_dies_with_rank_0_is_an_error_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("compared", [True, False])
-@pytest.mark.parametrize("what, kind", [("a value", "ValueError"), ("memory", "MemoryError")])
-def test_a_rank_that_ends_a_call_alone_makes_no_other(what: str, kind: str, compared: bool) -> None:
+@pytest.mark.parametrize("what", ["a value", "a shape", "a name", "a kind", "memory"])
+def test_a_rank_that_ends_a_call_alone_makes_no_other(what: str, compared: bool) -> None:
     """Else its next words would be taken for those that the others still wait for."""
-    others, (own, after) = run_ranks(2, rank_jobs.refuse_alone, what, compared)
-    assert own == kind
+    others, (own, after) = run_ranks(2, rank_jobs.refuse_alone, what, compared, timeout_s=2)
+    assert own == ("MemoryError" if what == "memory" else "ValueError")
     assert after.startswith("an earlier call of rank 1 ended before its exchange, not so on every rank")
     for message in others:
         assert message.startswith("rank 1 ended fsample call "), message
 
 
-def test_two_ranks_of_nccl_on_one_gpu_are_told_so() -> None:
+def test_ranks_that_refuse_alike_go_on_however_late_one_is() -> None:
+    hidden, weight = rank_jobs.exact_head(4, 256)
+    for ids in run_ranks(2, rank_jobs.refuse_alike, timeout_s=15):
+        assert torch.equal(ids, sample(hidden, weight, seed=1).ids)
+
+
+def test_refusals_of_two_calls_are_not_one_that_all_share() -> None:
+    _, said = run_ranks(2, rank_jobs.refuse_different_calls, timeout_s=2)
+    assert said.startswith("an earlier call of rank 1 ended before its exchange"), said
+
+
+def test_a_rank_that_hears_of_a_loss_is_not_named_for_it() -> None:
+    *others, gone = run_ranks(3, rank_jobs.lose_one_within_a_call, False)
+    assert gone == LOST
+    for first, second, _ in others:
+        assert second == first
+        assert first.startswith("a rank of the group of 3 was lost during fsample call 2"), first
+
+
+def test_a_rank_that_refused_alone_hears_of_it_when_another_fails() -> None:
+    (first, _, _), (own, after, seconds), gone = run_ranks(3, rank_jobs.lose_one_within_a_call, True)
+    assert gone == LOST and own.startswith("logit_bias")
+    assert first.startswith("rank 1 ended fsample call 2 on a group of 3 ranks before the exchange"), first
+    assert after.startswith("an earlier call of rank 1 ended before its exchange") and seconds < 30, after
+
+
+def test_two_ranks_of_nccl_on_one_gpu_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeError("ncclInvalidUsage: ... Duplicate GPU detected : rank 0 and rank 1 both on 1b000")
 
+    monkeypatch.setattr(Team, "_say", lambda *_: None)  # there is no store
     team = Team.__new__(Team)
     team.size = 2
     with pytest.raises(distributed.RankError, match="^two ranks of the group of 2 use one GPU, and NCCL"):

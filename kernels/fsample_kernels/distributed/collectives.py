@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from ..words import key_ids
 
 # torch 2.13 renamed it; older ones have the second name alone.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-GRACE_S = 2.0  # how long a rank that saw a call fail waits for slower ones to say how they stand
-ARRIVED, MET, REFUSED = "arrived", "met", "refused"  # what the group's store counts of each rank
+GRACE_S = 2.0  # how long a rank that saw a call fail waits for slower ones to say that they began it
+# What the group's store holds of each rank, as a number.
+ARRIVED, MET, REFUSED, FAILED = "arrived", "met", "refused", "failed"
 
 
 class RankError(RuntimeError):
@@ -65,7 +67,10 @@ class Team:
         self.size = dist.get_world_size(group)
         self.backend = dist.get_backend(group)
         self.members = dist.get_process_group_ranks(group)  # global ranks
-        self.said = dict.fromkeys((ARRIVED, MET, REFUSED), 0)  # as the store counts this rank
+        self.calls = 0  # begun here; ranks make the same ones, so it is the number of the call on all
+        self.arrived = self.meetings = self.refusals = 0
+        self.last_refusal = 0  # as the store has it, see `refuse`
+        self.refused = ""  # why this rank refused its latest call, until all are known to have done so
         self.failed = ""  # why this rank can make no more calls
         # Calls that all ranks have compared, see `shards`. A group that gets the name of an earlier one has a
         # team of its own, and compares anew. The key holds the weight's storage itself, weakly: an address is
@@ -73,6 +78,9 @@ class Team:
         self.agreed: dict[tuple[StorageWeakRef, tuple[object, ...]], Agreed] = {}
         self.links: list[Link] = []  # of exchange="p2p", the one in use last
         self.link_problem: str | None = None  # why there can be none, "" where there is; None: not yet known
+        with contextlib.suppress(RuntimeError):  # its loss is the error of the first call
+            for what in (ARRIVED, MET, REFUSED, FAILED):  # a store may remember a group of the same name
+                self._say(what, 0)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -80,14 +88,21 @@ class Team:
         assert group is not None  # a call has it: see `team_of`
         return group
 
-    @property
-    def calls(self) -> int:
-        return self.said[ARRIVED]
-
     def begin(self) -> None:
-        """Raise RankError where an earlier call lost a rank, or the others may be a call ahead."""
+        """Raise RankError where an earlier call lost a rank, or the others may be a call ahead.
+
+        After a refusal it waits, as `meet`, until all ranks have refused that call, or one of them fails.
+        """
+        if self.refused:
+            try:
+                if self._late(REFUSED, self.last_refusal, self._limit_s(), unless_failed=True):
+                    self._fail_alone(self.refused)
+            except RuntimeError as error:
+                raise self._lost(self._without_store()) from error
+            self.refused = ""
         if self.failed:
             raise RankError(self.failed)
+        self.calls += 1
 
     def arrive(self) -> None:
         """Tell the others, through the group's store, that this rank takes part in the next call.
@@ -96,9 +111,8 @@ class Team:
         when the store is gone.
         """
         try:
-            if not self.calls:
-                self._say(REFUSED, 0)  # a store may remember a group of the same name
-            self._say(ARRIVED, self.calls + 1)
+            self.arrived = self.calls
+            self._say(ARRIVED, self.calls)
         except RuntimeError as error:  # DistStoreError, DistNetworkError
             raise self._lost(self._without_store()) from error
 
@@ -108,33 +122,35 @@ class Team:
         Raises RankError, naming the ranks, when some are not within the timeout of init_process_group.
         """
         try:
-            self._say(MET, self.said[MET] + 1)
-            limit_s = self._store().timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
-            late = self._late(MET, self.said[MET], limit_s)
+            self.meetings += 1
+            self._say(MET, self.meetings)
+            late = self._late(MET, self.meetings, self._limit_s())
+            absent = self._absent(late) if late else ""
         except RuntimeError as error:
             raise self._lost(self._without_store()) from error
-        if late:
-            raise self._lost(self._did_not_arrive(late))
+        if absent:
+            raise self._lost(absent)
 
     def refuse(self, error: BaseException) -> None:
         """Note that a call ended on this rank before its exchange.
 
-        Where all ranks refuse it, they go on. Otherwise the others wait for this rank's words, and would take
-        those of its next call for them: so it makes none.
+        Where all ranks refuse it, they go on: see `begin`. Otherwise the others wait for this rank's words,
+        and would take those of its next call for them: so it makes none.
         """
-        try:
-            self._say(REFUSED, self.said[REFUSED] + 1)
-            shared = isinstance(error, ValueError) and not self._late(REFUSED, self.said[REFUSED], GRACE_S)
-        except RuntimeError:
-            shared = False
-        if isinstance(error, RankError):
-            self.failed = str(error)
-        elif not shared:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            self.failed = (
-                f"an earlier call of rank {self.rank} ended before its exchange, not so on every rank; start "
-                f"the group again, the others may be a call ahead. The call's error was: {reason}"
-            )
+        if isinstance(error, RankError):  # of another rank: not this one ended the call
+            self._fail(str(error))
+            return
+        # Grows with every refusal, and of as many is less where the call came later: refusing that one is not
+        # what a rank that refused an earlier one, alone, waits for.
+        self.refusals += 1
+        self.last_refusal = (self.refusals << 32) - self.calls
+        with contextlib.suppress(RuntimeError):  # `begin` finds the store gone as well
+            self._say(REFUSED, self.last_refusal)
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, ValueError):
+            self.refused = reason
+        else:
+            self._fail_alone(reason)
 
     def gather(self, words: Tensor) -> Tensor:
         """int64 words, the same shape on every rank -> [R, *shape], on their device.
@@ -179,32 +195,44 @@ class Team:
             raise self._lost(f"{self._who_is_missing()}; the backend says: {error}") from error
 
     def _lost(self, message: str) -> RankError:
-        self.failed = message
+        self._fail(message)
         return RankError(message)
+
+    def _fail_alone(self, reason: str) -> None:
+        self._fail(
+            f"an earlier call of rank {self.rank} ended before its exchange, not so on every rank; start "
+            f"the group again, the others may be a call ahead. The call's error was: {reason}"
+        )
+
+    def _fail(self, message: str) -> None:
+        self.failed = message
+        with contextlib.suppress(RuntimeError):  # where the store is gone, the others find that out
+            self._say(FAILED, 1)
 
     def _who_is_missing(self) -> str:
         if not self.calls:
             return "a rank did not take part in a collective call: look at the other processes' logs"
         try:
-            missing = self._late(ARRIVED, self.calls, GRACE_S)
-            refused = [rank for rank in range(self.size) if self._count(REFUSED, rank) > self.said[REFUSED]]
+            absent = self._absent(self._late(ARRIVED, self.arrived, GRACE_S))
         except RuntimeError:
             return self._without_store()
-        if missing:
-            return self._did_not_arrive(missing)
+        return absent or (
+            f"a rank of the group of {self.size} was lost during fsample call {self.calls}, which every "
+            "rank had begun: look at the other processes' logs"
+        )
+
+    def _absent(self, late: list[int]) -> str:
+        """Who ended this call early, or else who is late for it; "" where nobody did or is."""
+        refused = [rank for rank in range(self.size) if self._count(REFUSED, rank) > self.last_refusal]
         if refused:
             return (
                 f"{self._names(refused)} ended fsample call {self.calls} on a group of {self.size} ranks "
                 "before the exchange: the error raised there says why"
             )
+        if not late:
+            return ""
         return (
-            f"a rank of the group of {self.size} was lost during fsample call {self.calls}, which every "
-            "rank had begun: look at the other processes' logs"
-        )
-
-    def _did_not_arrive(self, ranks: list[int]) -> str:
-        return (
-            f"{self._names(ranks)} did not arrive at fsample call {self.calls} on a group of {self.size} "
+            f"{self._names(late)} did not arrive at fsample call {self.calls} on a group of {self.size} "
             "ranks: dead, or doing something else; every rank must make the same calls in the same order"
         )
 
@@ -221,16 +249,22 @@ class Team:
             for rank in ranks
         )
 
+    def _limit_s(self) -> float:
+        return self._store().timeout.total_seconds()  # type: ignore[attr-defined,no-any-return]  # no stub
+
     def _say(self, what: str, count: int) -> None:
-        self.said[what] = count
         self._store().set(self._key(what, self.rank), str(count))
 
-    def _late(self, what: str, count: int, seconds: float) -> list[int]:
-        """The ranks that the store has not counted that often, at once or after so many seconds."""
+    def _late(self, what: str, count: int, seconds: float, unless_failed: bool = False) -> list[int]:
+        """The ranks that the store has not counted that often, at once or after so many seconds.
+
+        unless_failed: wait no longer once one of them has failed.
+        """
         deadline, pause = time.monotonic() + seconds, 0.001
         late = list(range(self.size))
         while late := [rank for rank in late if self._count(what, rank) < count]:
-            if time.monotonic() > deadline:
+            failed = unless_failed and any(self._count(FAILED, rank) for rank in late)
+            if failed or time.monotonic() > deadline:
                 break
             time.sleep(pause)
             pause = min(2 * pause, 0.1)

@@ -79,7 +79,8 @@ def sample(
     this weight_shard and these options (one gather of a few words, which waits for the device and cannot be
     captured in a CUDA graph: make one call of each shape and kind before the capture). So keep weight_shard,
     and change shapes and options on all ranks at the same call. Values of tensors, such as seeds, are taken
-    for equal. A rank whose call ends before the exchange, where not all refuse it alike, makes no other.
+    for equal. A rank whose call ends before the exchange, where not all refuse it alike, makes no other:
+    after a ValueError, its next call waits for the others to have raised theirs.
 
     Returns:
         SampleResult as `fsample_kernels.sample`; `implementation` also names the exchange:
@@ -101,12 +102,6 @@ def sample(
     """
     team = team_of(group)
     team.begin()
-    header = shards.make_header(
-        hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, store_logits, noise, math,
-        exchange, vocab_size, logit_scale, softcap, implementation, (head_bias, logit_bias, mask), seed,
-        position, temperature,
-    )  # fmt: skip
-    agreed = shards.agree(team, header, weight_shard)
     exchanged = False
 
     def draw() -> SampleResult:
@@ -116,6 +111,12 @@ def sample(
         return drawn._replace(implementation=f"{drawn.implementation}+{chosen}")
 
     try:
+        header = shards.make_header(
+            hidden, weight_shard, first_id, num_samples, want_logprob, want_lse, store_logits, noise, math,
+            exchange, vocab_size, logit_scale, softcap, implementation, (head_bias, logit_bias, mask), seed,
+            position, temperature,
+        )  # fmt: skip
+        agreed = shards.agree(team, header, weight_shard)
         exchanges.check_name(exchange, noise, hidden)
         if seed is None:
             drawn = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=hidden.device)
