@@ -72,7 +72,7 @@ OPERATIONS: dict[str, Operation] = {
     "or.b32": lambda a, b: a | b,
     "selp.b16": lambda a, b, predicate: select(a, b, predicate) & 0xFFFF,
     "selp.b32": select,
-    "selp.f32": select,
+    "selp.f32": lambda a, b, predicate: select(real(a), real(b), predicate),
     "setp.eq.f32": lambda a, b: a == b,
     "setp.gt.f32": lambda a, b: a > b,
     "setp.le.f32": lambda a, b: a <= b,
