@@ -153,6 +153,8 @@ def gathered_product(hidden: Tensor, weight: Tensor) -> Tensor:
     group = dist.group.WORLD
     assert group is not None
     whole: Tensor = all_gather(padded, gather_dim=0, group=group)  # [R B, width]
+    if isinstance(whole, functional.AsyncCollectiveTensor):  # outside of a compiled graph
+        whole = whole.wait()
     return whole.view(size, batch, width).transpose(0, 1).reshape(batch, size * width)[:, :vocab]
 
 

@@ -55,10 +55,17 @@ def matrix(name: str, tensor: Tensor) -> None:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """A tensor at all, and one whose memory holds its values: kernels know nothing of the negative bit."""
+    """A tensor at all, and one whose memory holds its values: kernels know nothing of the negative bit, and
+    the address of a tensor that wraps others is 0.
+    """
     if not isinstance(value, Tensor):
         raise ValueError(
             f"{name} must be a torch.Tensor, got {type(value).__name__}; convert with torch.as_tensor"
+        )
+    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise ValueError(
+            f"{name} must be a tensor with memory of its own, got {type(value).__name__}; pass what it "
+            "stands for: .to_local() of a DTensor, .wait() of what a functional collective returned"
         )
     if value.is_neg():
         raise ValueError(f"{name} must not be a view with torch's negative bit; pass its .resolve_neg()")

@@ -24,7 +24,7 @@ SHAPE = ("--device", "cpu", "--vocab", 1000, "--hidden", 16, "--quiet", "--forma
 
 
 def test_bench_on_two_ranks(shell: Fsample) -> None:
-    names = "fused:candidates,fused:log_mass,gemm,shard,one-rank,multinomial-eager,fi2"
+    names = "fused:candidates,fused:log_mass,gemm,shard,one-rank,multinomial-eager,unfused,fi2"
     done = shell(
         "bench", "--tp", 2, *SHAPE, "--sampler", names, "--batch", "1,8,64", "--iterations", 7, "--runs", 2,
         "--warmup", 2,
@@ -40,7 +40,7 @@ def test_bench_on_two_ranks(shell: Fsample) -> None:
     )
     assert "all_gather(hidden @ weight_shard.T)" in data["settings"]["samplers"]["multinomial-eager"]
     rows = {(row["sampler"], row["algorithm"], row["batch"]): row for row in data["results"]}
-    assert len(rows) == 21
+    assert len(rows) == 24
     for (name, _, batch), row in rows.items():
         if name == "fi2":
             assert row["median_us"] is None and "unavailable" in row["note"]

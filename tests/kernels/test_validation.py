@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from fsample_kernels import sample, sample_logits, validation
 
@@ -17,6 +18,8 @@ HIDDEN, WEIGHT = torch.randn(B, D), torch.randn(V, D)
 LOGITS = HIDDEN @ WEIGHT.t()
 # A view of ones: what lies there has the other sign. Not drawn, since it is in the names of tests.
 NEGATED = torch.complex(torch.zeros(B * V), -torch.ones(B * V)).conj().imag
+# What a functional collective returns, and every view of it: its address is 0.
+GATHERED = AsyncCollectiveTensor(LOGITS).view(B, V)[:, :]
 
 
 def refused(call: Callable[[], object], *parts: object) -> None:
@@ -143,6 +146,8 @@ def test_the_rest() -> None:
     refused(lambda: sample(HIDDEN, WEIGHT, head_bias=torch.zeros(V, dtype=torch.int8)), "head_bias", "int8")
     refused(lambda: sample(NEGATED[: B * D].view(B, D), WEIGHT), "hidden", "negative bit", ".resolve_neg()")
     refused(lambda: sample_logits(NEGATED.view(B, V)), "logits", "negative bit")
+    refused(lambda: sample_logits(GATHERED), "logits", "its own", "AsyncCollectiveTensor", ".wait()")
+    refused(lambda: sample_logits(LOGITS, mask=GATHERED > 0, logit_bias=GATHERED), "logit_bias", "its own")
     refused(
         lambda: sample_logits(torch.empty(1, 1).expand(1, 2**31 - 4095)),
         "logits",
