@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -136,7 +137,8 @@ def _by_candidates(transport: Transport, problem: Problem, name: Implementation)
 
 def _by_log_mass(transport: Transport, problem: Problem, name: Implementation) -> SampleResult:
     """Gather (lse, id), and logprob where asked for; every rank makes the same draw of one of them."""
-    local: SampleResult = api.choose(problem, name).run(problem) if problem.num_columns else _nothing(problem)
+    own = replace(problem, want_lse=True)  # the mass to draw by, whether or not the caller asks for it
+    local: SampleResult = api.choose(own, name).run(own) if own.num_columns else _nothing(own)
     assert local.lse is not None
     sent = [words.pack_words(local.lse[:, None].expand(local.ids.shape), local.ids)]
     if local.logprob is not None:
@@ -146,6 +148,8 @@ def _by_log_mass(transport: Transport, problem: Problem, name: Implementation) -
     merged = merge.merge_log_mass(
         ids, lse[..., 0], seed=problem.seed, position=problem.position, greedy=_greedy(problem)
     )
+    if not problem.want_lse:
+        return local._replace(ids=merged.ids, lse=None)
     logprob = words.high_bits(table[:, -1])
     return _with_mass(problem, local, merged.ids, merged.rank.clamp(min=0), lse, logprob)
 

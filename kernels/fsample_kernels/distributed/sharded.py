@@ -144,11 +144,9 @@ def sample(
         chosen = exchanges.choose(
             team, exchange, noise, hidden.device, problem.num_rows * problem.num_samples
         )
-        # Log-masses are needed by more than who asks for lse, and a row's lse by a call without samples.
+        # A log-probability needs the row's lse, and a row's lse a draw, also in a call without samples.
         needed = dataclasses.replace(
-            problem,
-            want_lse=want_lse or want_logprob or chosen == "log_mass",
-            num_samples=max(num_samples, 1),
+            problem, want_lse=want_lse or want_logprob, num_samples=max(num_samples, 1)
         )
         result = guard.run_rank(needed, draw, lambda: check(group)) if guard.active() else draw()
     except BaseException as error:
