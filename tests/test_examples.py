@@ -28,7 +28,10 @@ def run(name: str, *arguments: str, gpu: bool = False, ranks: int = 1) -> str:
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"sample_tokens.py", "engine_step.py", "cuda_graph.py", "real_model.py", "tensor_parallel.py"}
+    tested = {
+        "sample_tokens.py", "engine_step.py", "cuda_graph.py", "own_sampler.py", "real_model.py",
+        "tensor_parallel.py",
+    }  # fmt: skip
     assert {file.name for file in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -53,6 +56,31 @@ def test_ranks_draw_what_one_draws_from_the_whole_checkpoint(tmp_path: Path) -> 
         ids = sample(hidden, head, seed=1, position=position).ids[:, 0].tolist()
         for rank in range(2):
             assert f"rank {rank}, step {position}: {ids} by reference+candidates" in lines
+
+
+def test_own_sampler_passes_and_is_greedy_at_temperature_0() -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    name = "examples/own_sampler.py:double_race"
+    command = [
+        "-m",
+        "fsample_cli",
+        "verify",
+        "-q",
+        "--sampler",
+        name,
+        "--test",
+        "rows,range",
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    from examples.own_sampler import double_race
+
+    hidden, weight = torch.randn(3, 8), torch.randn(50, 8)
+    assert torch.equal(double_race(hidden, weight, 0.0, 1), (hidden @ weight.T).argmax(1))
 
 
 def test_cuda_graph_says_why_it_does_nothing_without_a_gpu() -> None:
