@@ -25,8 +25,8 @@ WORD = 8
 P2P_WORD = 16
 # Medians of fused:p2p and fused:candidates minus the shard's draw alone, the middle one of three batch sizes.
 P2P_US = 2.4
-NCCL_US = 32.0
-MEASURED = "profiles/h200/2026-11-30-e64b504-bench-tp2-graph-llama3-70b.json"
+NCCL_US = 43.5
+MEASURED = "profiles/h200/2026-11-30-adab702-bench-tp2-graph-llama3-70b.json"
 
 
 @dataclass(frozen=True)
