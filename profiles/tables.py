@@ -235,9 +235,24 @@ def caption(record: Record, file: Path, page: Path) -> str:
         f"Median µs of {iterations}; {work.preset}, V = {work.vocab:,}, D = {work.hidden:,}, {work.dtype}; "
         f"{machine.gpu or f'{machine.cpu}, {machine.cpu_threads} threads'}; "
         f"torch {machine.torch}, triton {machine.triton}; "
-        f"timer {settings.get('timer')}, cold cache; commit {machine.short_commit or 'unknown'}, "
-        f"{_date(record)[:10]}; [record]({where})."
+        f"timer {settings.get('timer')}, cold cache; {spread(record)}; "
+        f"commit {machine.short_commit or 'unknown'}, {_date(record)[:10]}; [record]({where})."
     )
+
+
+def spread(record: Record) -> str:
+    """How far the 10th and 90th percentiles lie from the medians, and what slowed the machine down."""
+    timed = [row for row in record.results if isinstance(row, BenchResult) and row.median_us is not None]
+    compared = [row for row in timed if row.sampler in ("fused", "gemm")]
+    near, far = (max(map(_distance, rows), default=0.0) for rows in (compared, timed))
+    notes = sorted({row.note for row in timed if row.throttled})
+    text = f"p10..p90 within {near:.1%} of it for fused and GEMM, {far:.1%} for all"
+    return "; ".join([text, *notes])
+
+
+def _distance(row: BenchResult) -> float:
+    assert row.median_us is not None and row.p10_us is not None and row.p90_us is not None
+    return max(row.p90_us, 2 * row.median_us - row.p10_us) / row.median_us - 1
 
 
 def listing(records: dict[Path, Record]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from fsample_kernels.noise import ONLINE_BLOCK
+
 # Given the fp32 logits: every probability is right to RELATIVE down to 2^-DEPTH of the row's total, and to
 # 2^-ABSOLUTE below.
 RELATIVE = 0.01
@@ -30,7 +32,9 @@ def claim(name: str) -> str | None:
             f"2^-{ELEMENT_ABSOLUTE} absolute below; noise of 32 bits a token, which ends at "
             f"{ELEMENT_CUT:.2f}; given {logits}; {maths}"
         )
+    same = f"; in a block of {ONLINE_BLOCK:,} ids the draws, and so the p-values, of grouped"
+    copies = same if "online" in words else ""
     return (
         f"probabilities right to 1% down to 2^-{GROUPED_DEPTH} of the row's total, to 2^-{GROUPED_ABSOLUTE} "
-        f"absolute below, total variation under 2^-20; given {logits}; {maths}"
+        f"absolute below, total variation under 2^-20; given {logits}; {maths}{copies}"
     )

@@ -56,6 +56,7 @@ def test_claims_are_made_for_our_modes_only() -> None:
     assert claims.claim("fused:candidates") == claims.claim("fused:grouped:triton")
     assert "rounded" in str(claims.claim("unfused"))
     assert "22.87" in str(claims.claim("fused:element+candidates"))
+    assert "of grouped" in str(claims.claim("fused:online"))
     assert all(claims.claim(name) is None for name in ("race", "fi2", "mine:fused"))
 
 
