@@ -9,7 +9,7 @@ from types import FrameType
 
 import typer
 
-from fsample_cli.errors import INTERRUPTED, TERMINATED
+from fsample_cli.errors import INTERRUPTED, TERMINATED, FsampleError
 
 
 class Terminated(KeyboardInterrupt):
@@ -33,6 +33,24 @@ def terminable() -> Iterator[None]:
         raise typer.Exit(TERMINATED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Inside, an error raised from an interrupt is that interrupt.
+
+    Until Python 3.12 one that arrives in a `__set_name__`, as while a module is imported, leaves it as the
+    cause of a RuntimeError.
+    """
+    try:
+        yield
+    except (RuntimeError, FsampleError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def name_of(stop: KeyboardInterrupt) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fsample_cli import __version__
+from fsample_cli import __version__, interrupts
 from fsample_cli.commands.bench import bench
 from fsample_cli.commands.compare import compare
 from fsample_cli.commands.doctor import doctor
@@ -64,7 +64,8 @@ def main() -> NoReturn:
 
 def _run() -> int:
     try:
-        code = app(prog_name="fsample", standalone_mode=False)
+        with interrupts.unwrapped():
+            code = app(prog_name="fsample", standalone_mode=False)
         sys.stdout.flush()
     except (OutputClosed, BrokenPipeError):
         return _close_stdout()
@@ -72,8 +73,10 @@ def _run() -> int:
         return _fail(str(error), error.exit_code)
     except ClickError as error:
         return _fail(_usage(error), USAGE)
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:  # what Typer makes of Ctrl-C
         return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        return interrupts.exit_code(interrupts.name_of(stop))
     except _out_of_memory() as error:
         text = str(error).partition("\n")[0] or "the host ran out of memory"
         return _fail(f"{text}; choose a smaller --batch or --preset", USAGE)

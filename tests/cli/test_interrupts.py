@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -101,3 +102,23 @@ def test_a_finished_run_is_not_marked_and_leaves_the_handler_as_it_was(
     assert signal.getsignal(signal.SIGTERM) == before
     with interrupts.terminable(), pytest.raises(interrupts.Terminated):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
+def test_a_signal_inside_a_class_body_of_an_import_is_no_traceback(
+    fsample: Fsample, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, name: str, code: int
+) -> None:
+    """Until Python 3.12 `__set_name__` turns it into the cause of a RuntimeError."""
+    (tmp_path / "stopped.py").write_text(
+        "import os\n"
+        "class Field:\n"
+        "    def __set_name__(self, owner, name):\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "class Owner:\n"
+        "    field = Field()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(session, "_one_test", lambda *_: importlib.import_module("stopped"))
+    assert fsample(*VERIFY).code == code, name
+    done = fsample("verify", "--sampler", f"{tmp_path / 'stopped.py'}:draw", "--device", "cpu")
+    assert done.code == code and done.out == "", name  # importing a user's file has an error of its own
