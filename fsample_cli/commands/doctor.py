@@ -27,20 +27,10 @@ from fsample_cli.results import DoctorResult
 if TYPE_CHECKING:
     import torch
 
-GPU_EXTRA = 'pip install "fsample[gpu]"'
-PACKAGES = {
-    "numpy": "pip install numpy",
-    "pandas": "pip install pandas",
-    "scipy": "pip install scipy",
-    "safetensors": "pip install safetensors",
-    "nvtx": "pip install nvtx",
-    "triton": "pip install triton",
-    "flashinfer-python": GPU_EXTRA,
-    "cupti-python": GPU_EXTRA,
-    "nvidia-ml-py": GPU_EXTRA,
-    "matplotlib": 'pip install "fsample[plot]"',
-    "transformers": 'pip install "fsample[real-model]"',
-}
+PACKAGES = (
+    "numpy", "pandas", "scipy", "safetensors", "nvtx", "triton", "flashinfer-python", "cupti-python",
+    "nvidia-ml-py", "matplotlib", "transformers",
+)  # fmt: skip
 TOOLS = {
     "nsys": "install NVIDIA Nsight Systems; it is also inside Nsight Compute, under host/",
     "ncu": "install NVIDIA Nsight Compute",
@@ -96,11 +86,11 @@ def doctor(
 def _packages() -> Iterator[DoctorResult]:
     from importlib import metadata
 
-    for package, remedy in PACKAGES.items():
+    for package in PACKAGES:
         try:
             yield DoctorResult("package", package, "ok", metadata.version(package))
         except metadata.PackageNotFoundError:
-            yield DoctorResult("package", package, "missing", "not installed", remedy)
+            yield DoctorResult("package", package, "missing", "not installed", f"pip install {package}")
 
 
 def _samplers(attempt: bool, quiet: bool) -> Iterator[DoctorResult]:
@@ -143,7 +133,7 @@ def _missing_for(name: str, device: torch.device) -> tuple[str, str] | None:
         if device.type != "cuda":
             return "FlashInfer needs an NVIDIA GPU", "run on a machine with an NVIDIA GPU"
         if importlib.util.find_spec("flashinfer") is None:
-            return "package flashinfer-python is not installed", GPU_EXTRA
+            return "package flashinfer-python is not installed", "pip install flashinfer-python"
     return None
 
 

@@ -56,10 +56,7 @@ def why_not() -> Problem | None:
         importlib.import_module("cupti.cupti")
         major = int(importlib.metadata.version("cupti-python").split(".")[0])
     except ModuleNotFoundError as error:
-        return Problem(
-            f"module {error.name!r} is missing",
-            'pip install "fsample[gpu]" (cupti-python), or --timer events',
-        )
+        return Problem(f"module {error.name!r} is missing", "pip install cupti-python, or --timer events")
     except (ImportError, RuntimeError, importlib.metadata.PackageNotFoundError) as error:
         return Problem(
             f"cupti-python does not load: {error}", "install the cupti-python of this CUDA version"

@@ -22,9 +22,7 @@ from fsample_cli.samplers.protocol import (
 )
 from fsample_cli.samplers.seeding import mix
 
-INSTALL = (
-    'pip install "fsample[gpu]" (flashinfer-python; it builds its kernels with nvcc and ninja on first use)'
-)
+INSTALL = "pip install flashinfer-python (it builds its kernels with nvcc and ninja on first use)"
 
 
 class _OnLogits:
@@ -53,7 +51,7 @@ class _OnLogits:
     def prepare(self, hidden: Tensor, weight: Tensor, *, temperature: float) -> None:
         if hidden.device.type != "cuda":
             raise SamplerUnavailable(
-                f"{self.name}: FlashInfer needs an NVIDIA GPU", hint="run on a GPU: --device cuda"
+                f"{self.name}: FlashInfer needs an NVIDIA GPU", hint="run on a machine with an NVIDIA GPU"
             )
         if temperature == 0:
             raise ShapeUnsupported(f"{self.name}: temperature must be above 0 (it divides), got 0")

@@ -42,7 +42,7 @@ FUSED = BenchResult(
 )
 ABSENT = BenchResult(
     "fi2", None, "", 1, "wall", 0, (), None, None, None, None, None, None, None, None, None,
-    note="FlashInfer is not installed: pip install \"fsample[gpu]\"",
+    note="FlashInfer is not installed: pip install flashinfer-python",
 )  # fmt: skip
 WORKLOAD = replace(PRESETS["cpu-small"].workload("fp32"), distribution="hidden N(0, 1)")
 ENVIRONMENT = Environment(
@@ -72,7 +72,7 @@ def test_table_golden() -> None:
         "0.123",
     ]
     assert lines[7].split() == ["1", "fi2", "-", "-", "-", "-", "-"]
-    assert lines[8] == 'fi2: FlashInfer is not installed: pip install "fsample[gpu]"'
+    assert lines[8] == "fi2: FlashInfer is not installed: pip install flashinfer-python"
     assert len(lines) == 9 and not any(line.endswith(" ") for line in lines)
 
 

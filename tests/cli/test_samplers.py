@@ -106,11 +106,11 @@ def test_baselines_do_not_divide_by_temperature_zero() -> None:
 @pytest.mark.parametrize("name", ["fi1", "fi2"])
 def test_flashinfer_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = tensors()
-    with pytest.raises(SamplerUnavailable, match="needs an NVIDIA GPU"):
+    with pytest.raises(SamplerUnavailable, match="needs an NVIDIA GPU; run on a machine with"):
         samplers.load(name).prepare(hidden, weight, temperature=1.0)
     on_gpu: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     monkeypatch.setitem(__import__("sys").modules, "flashinfer", None)  # as good as not installed
-    with pytest.raises(SamplerUnavailable, match="flashinfer.*pip install"):
+    with pytest.raises(SamplerUnavailable, match="flashinfer.*pip install flashinfer-python"):
         samplers.load(name).prepare(on_gpu, weight, temperature=1.0)
 
 
