@@ -7,7 +7,7 @@ import shlex
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -141,22 +141,28 @@ def _check_preset(name: str | None) -> str | None:
     return name if name is None else find_preset(name).name
 
 
-PresetOption = Annotated[
-    str | None,
-    typer.Option(
+def preset_option(default: str) -> Any:
+    """--preset of a command that takes the shape `default` where no option names one."""
+    return typer.Option(
         "--preset",
-        help="Named model shape; `fsample presets` lists them.",
+        help=f"Named model shape; `fsample presets` lists them. Without a shape: {default}.",
         autocompletion=_complete_preset,
         callback=_check_preset,
         show_default=False,
-    ),
-]
+    )
+
+
 VocabOption = Annotated[
     int | None,
-    typer.Option("--vocab", help="Vocabulary size V.", callback=_check_vocab, show_default=False),
+    typer.Option(
+        "--vocab", help="Vocabulary size V; goes with --hidden.", callback=_check_vocab, show_default=False
+    ),
 ]
 HiddenOption = Annotated[
-    int | None, typer.Option("--hidden", help="Hidden size D.", callback=_check_hidden, show_default=False)
+    int | None,
+    typer.Option(
+        "--hidden", help="Hidden size D; goes with --vocab.", callback=_check_hidden, show_default=False
+    ),
 ]
 CheckpointOption = Annotated[
     Path | None,
@@ -217,6 +223,12 @@ TemperatureOption = Annotated[
 def check_output(format: Format | None, output: Path | None, force: bool) -> Target:
     """Where the result goes, found usable before the run. Raises UsageError."""
     return check_target(None if format is None else format.value, output, force)
+
+
+def typed(context: typer.Context, parameter: str) -> bool:
+    """Whether the command line names an option that has a default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def command_line() -> str:

@@ -81,8 +81,7 @@ def build_workload(
 ) -> Workload:
     """The one workload the options ask for, with files looked at (their headers only) and shapes compared.
 
-    `device` is resolved. `default` serves when no option names a shape; --vocab or --hidden alone replaces
-    that one size. Raises UsageError or InputError.
+    `device` is resolved. `default` serves when no option names a shape. Raises UsageError or InputError.
     """
     given = [
         name
@@ -95,6 +94,12 @@ def build_workload(
     ]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", "give one of them")
+    if (vocab is None) != (hidden is None):
+        there, missing = ("--hidden", "--vocab") if vocab is None else ("--vocab", "--hidden")
+        size = default.vocab if vocab is None else default.hidden
+        raise UsageError(
+            f"--vocab and --hidden go together, got {there} alone", f"add {missing}, as in {missing} {size}"
+        )
     if checkpoint is not None:
         head = checkpoints.find_head(checkpoint)
         workload = Workload(
@@ -103,10 +108,10 @@ def build_workload(
         )  # fmt: skip
     elif preset is not None:
         workload = find_preset(preset).workload(resolve_dtype(dtype, device))
+    elif vocab is not None and hidden is not None:
+        workload = Workload("custom", vocab, hidden, resolve_dtype(dtype, device))
     else:
         workload = replace(default, dtype=resolve_dtype(dtype, device))
-        if vocab is not None or hidden is not None:
-            workload = Workload("custom", vocab or default.vocab, hidden or default.hidden, workload.dtype)
     assert workload.dtype in DTYPES
     if states is None:
         return workload

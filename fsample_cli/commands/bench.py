@@ -21,7 +21,6 @@ from fsample_cli.options import (
     FormatOption,
     HiddenOption,
     OutputOption,
-    PresetOption,
     QuietOption,
     SamplerOption,
     SeedOption,
@@ -33,6 +32,7 @@ from fsample_cli.options import (
     command_line,
     note,
     parse_batches,
+    preset_option,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
@@ -55,7 +55,7 @@ def bench(
     features: Annotated[
         bool, typer.Option("--features", help="Time each option of fused alone, beside the plain call.")
     ] = False,
-    preset: PresetOption = None,
+    preset: Annotated[str | None, preset_option("qwen3-8b, on a CPU cpu-small")] = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,

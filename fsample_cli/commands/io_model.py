@@ -23,7 +23,6 @@ from fsample_cli.options import (
     FormatOption,
     HiddenOption,
     OutputOption,
-    PresetOption,
     QuietOption,
     SeedOption,
     StatesOption,
@@ -33,6 +32,8 @@ from fsample_cli.options import (
     check_output,
     command_line,
     parse_batches,
+    preset_option,
+    typed,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.published import SOURCE, published
@@ -45,11 +46,13 @@ from fsample_cli.timing_options import ColdOption, IterationsOption, TimerOption
 from fsample_cli.workloads import PRESETS, Workload
 
 SAMPLERS = ("fused", "fused+store")
+OF_A_MEASUREMENT = ("states", "temperature", "timer", "warmup", "iterations", "cold", "seed")
 
 
 def io_model(
+    context: typer.Context,
     batch: BatchOption = "1..256",
-    preset: PresetOption = None,
+    preset: Annotated[str | None, preset_option("qwen3-8b")] = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,
@@ -93,6 +96,12 @@ def io_model(
     where = "cpu" if measure is False else resolve_device(device)
     if measure is None:
         measure = where == "cuda"
+    given = [f"--{name}" for name in OF_A_MEASUREMENT if typed(context, name)]
+    if given and not measure:
+        raise UsageError(
+            f"{given[0]} goes with --measure, and this prediction measures nothing",
+            f"leave out {given[0]}" + ("" if tp > 1 else ", or add --measure"),
+        )
     if not measure and dtype is DType.auto:
         dtype = DType.bf16  # arithmetic needs no device: predict for the dtype that heads are served in
     workload = build_workload(

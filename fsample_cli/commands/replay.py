@@ -20,7 +20,6 @@ from fsample_cli.options import (
     FormatOption,
     HiddenOption,
     OutputOption,
-    PresetOption,
     QuietOption,
     SeedOption,
     StatesOption,
@@ -29,6 +28,7 @@ from fsample_cli.options import (
     check_output,
     check_word,
     command_line,
+    preset_option,
 )
 from fsample_cli.records import Json, Record
 from fsample_cli.reporters import write_report
@@ -82,7 +82,7 @@ def replay(
         Path | None,
         typer.Option("--logits", help="Raw logits [V] or [N, V], .npy or .safetensors.", show_default=False),
     ] = None,
-    preset: PresetOption = None,
+    preset: Annotated[str | None, preset_option("V = 512 and D = 64")] = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,

@@ -26,7 +26,6 @@ from fsample_cli.options import (
     FormatOption,
     HiddenOption,
     OutputOption,
-    PresetOption,
     QuietOption,
     SamplerOption,
     SeedOption,
@@ -38,6 +37,7 @@ from fsample_cli.options import (
     command_line,
     note,
     parse_batches,
+    preset_option,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Json, Record
@@ -84,7 +84,7 @@ def trace(
             show_default=False,
         ),
     ] = None,
-    preset: PresetOption = None,
+    preset: Annotated[str | None, preset_option("qwen3-8b, on a CPU cpu-small")] = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,

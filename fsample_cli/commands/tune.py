@@ -17,7 +17,6 @@ from fsample_cli.options import (
     FormatOption,
     HiddenOption,
     OutputOption,
-    PresetOption,
     QuietOption,
     SeedOption,
     VocabOption,
@@ -25,6 +24,7 @@ from fsample_cli.options import (
     command_line,
     note,
     parse_batches,
+    preset_option,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Record
@@ -45,7 +45,7 @@ def tune(
         ),
     ] = None,
     batch: BatchOption = "16,64,128,256",
-    preset: PresetOption = None,
+    preset: Annotated[str | None, preset_option("qwen3-8b")] = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
     timer: TimerOption = "auto",

@@ -23,7 +23,6 @@ from fsample_cli.options import (
     FormatOption,
     HiddenOption,
     OutputOption,
-    PresetOption,
     QuietOption,
     SamplerOption,
     SeedOption,
@@ -35,6 +34,8 @@ from fsample_cli.options import (
     command_line,
     note,
     parse_batches,
+    preset_option,
+    typed,
 )
 from fsample_cli.progress import progress_bar
 from fsample_cli.records import Json, Record
@@ -91,7 +92,7 @@ def verify(
         float,
         typer.Option("--alpha", help="Chance that a right sampler fails the whole run; 0.001 or more."),
     ] = 0.01,
-    preset: PresetOption = None,
+    preset: Annotated[str | None, preset_option("V = 512 and D = 64")] = None,
     vocab: VocabOption = None,
     hidden: HiddenOption = None,
     checkpoint: CheckpointOption = None,
@@ -230,12 +231,6 @@ def verify(
         raise typer.Exit(interrupts.exit_code(done.stopped))
     if failed:
         raise typer.Exit(1)
-
-
-def typed(context: typer.Context, parameter: str) -> bool:
-    """Whether the command line names an option that has a default."""
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def audit(asked: list[str] | None, device: str, tp: int) -> list[str] | None:

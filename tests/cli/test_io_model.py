@@ -41,6 +41,21 @@ def test_a_timer_that_is_none_is_refused_measured_or_not(fsample: Fsample, asked
     assert done.code == 2 and "--timer must be one of auto, cupti, events, wall, got 'bogus'" in done.error
 
 
+@pytest.mark.parametrize("asked", [(), ("--no-measure",), ("--tp", 2)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("timer", ["wall"]), ("iterations", [100]), ("temperature", [1]), ("warmup", [2]), ("seed", [1]),
+     ("states", ["x.npy"]), ("no-cold", [])],
+)  # fmt: skip
+def test_what_only_a_measurement_reads_is_refused_without_one(
+    fsample: Fsample, asked: tuple[object, ...], name: str, value: list[object]
+) -> None:
+    done = fsample("io-model", *asked, "--device", "cpu", f"--{name}", *value)
+    assert done.code == 2
+    assert f"--{name.removeprefix('no-')} goes with --measure" in done.error
+    assert ("or add --measure" in done.error) == ("--tp" not in asked)
+
+
 def test_ranks_receive_words_or_logits(fsample: Fsample) -> None:
     done = fsample(
         "io-model", "--preset", "llama3-70b", "--tp", 6, "--batch", "16,256", "--format", "json"

@@ -92,8 +92,27 @@ def test_workload_by_preset_size_or_default() -> None:
     assert (on_gpu.dtype, on_gpu.softcap) == ("bf16", 30.0)
     both = build_workload(**{**NOTHING, "vocab": 1000, "hidden": 64, "dtype": "fp16"})
     assert both == Workload("custom", 1000, 64, "fp16")
-    one = build_workload(**{**NOTHING, "vocab": 1000})
-    assert (one.preset, one.vocab, one.hidden) == ("custom", 1000, SMALL.hidden)
+    with pytest.raises(UsageError, match="go together, got --vocab alone; add --hidden, as in --hidden 512"):
+        build_workload(**{**NOTHING, "vocab": 1000})
+    with pytest.raises(UsageError, match="go together, got --hidden alone; add --vocab"):
+        build_workload(**{**NOTHING, "hidden": 64})
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("verify", "V = 512 and D = 64."),
+        ("replay", "V = 512 and D = 64."),
+        ("bench", "qwen3-8b, on a CPU cpu-small."),
+        ("trace", "qwen3-8b, on a CPU cpu-small."),
+        ("io-model", "qwen3-8b."),
+        ("tune", "qwen3-8b."),
+    ],
+)
+def test_help_names_the_shape_that_serves_without_one(fsample: Any, command: str, default: str) -> None:
+    shown = " ".join(fsample(command, "--help").out.split())
+    assert f"Without a shape: {default}" in shown
+    assert "Vocabulary size V; goes with --hidden." in shown and "Hidden size D; goes with --vocab." in shown
 
 
 @pytest.mark.parametrize(
@@ -110,7 +129,7 @@ def test_states_must_fit(tmp_path: Path) -> None:
     np.save(file, np.zeros((3, 100), np.float32))
     with pytest.raises(UsageError, match=r"--states must be \[N, D\] with D = 512, got \[3, 100\]"):
         build_workload(**{**NOTHING, "states": file})
-    fitting = build_workload(**{**NOTHING, "states": file, "hidden": 100})
+    fitting = build_workload(**{**NOTHING, "states": file, "vocab": 50, "hidden": 100})
     assert fitting.states == str(file)
 
 

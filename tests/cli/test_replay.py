@@ -126,7 +126,7 @@ def test_rows_without_a_token_and_tokens_out_of_range(fsample: Fsample, tmp_path
     for outside in (-5, 40, 127, 10**12):
         done = fsample("replay", *file, "--token", outside)
         assert done.code == 2 and f"--token must lie in 0..39, or be -1 for none, got {outside}" in done.error
-    done = fsample("replay", "--vocab", 300, "--token", 300)
+    done = fsample("replay", "--vocab", 300, "--hidden", 64, "--token", 300)
     assert done.code == 2 and "--token must lie in 0..299" in done.error
 
 

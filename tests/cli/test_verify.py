@@ -288,7 +288,7 @@ def test_a_softmax_in_bf16_fails_and_the_baselines_take_it_in_fp32(
 
     monkeypatch.setattr(torch, "multinomial", spy)
     done = fsample(
-        *ROWS, "--vocab", 256, "--temperature", 5, "--dtype", "bf16", "--format", "json",
+        *ROWS, "--vocab", 256, "--hidden", 64, "--temperature", 5, "--dtype", "bf16", "--format", "json",
         "--sampler", "multinomial-eager,fused:grouped,tests.cli.perfect:softmax_in_bf16",
     )  # fmt: skip
     assert done.code == 1, done.err
