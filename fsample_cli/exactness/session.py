@@ -20,7 +20,7 @@ from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Level, Plan, for_online, make_plan
 from fsample_cli.exactness.result import TestResult, timed
 from fsample_cli.exactness.subject import BadIds, Subject
-from fsample_cli.interrupts import name_of
+from fsample_cli.interrupts import name_of, unwrapped
 from fsample_cli.measure import inputs
 from fsample_cli.results import VerifyResult
 from fsample_cli.samplers.protocol import (
@@ -129,7 +129,8 @@ def run(request: Request, stage: Callable[[str], None], tick: Callable[[], None]
         stage(f"{name}: {test}")
         start = time.perf_counter()
         try:
-            results, sampler = _one_test(name, test, request, draws, loader, head, kernels, torch_code)
+            with unwrapped():
+                results, sampler = _one_test(name, test, request, draws, loader, head, kernels, torch_code)
         except KeyboardInterrupt as stop:
             if request.ranks > 1 or not found:  # the other ranks are inside a call that this one has left
                 raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsample_cli import samplers
-from fsample_cli.interrupts import name_of
+from fsample_cli.interrupts import name_of, unwrapped
 from fsample_cli.measure import gate
 from fsample_cli.measure.bench_rows import across_ranks, make_row, over_ranks
 from fsample_cli.measure.clocks import ClockReader
@@ -92,10 +92,11 @@ def sweep(
     for batch in batches:
         hidden = make_hidden(workload, batch, settings.device, settings.seed, weight)
         try:
-            rows, found = _one_batch(
-                contenders, hidden, weight, transform, workload, settings, make_stopwatch=make_stopwatch,
-                flush=flush, clock_reader=clock_reader, progress=progress, team=team, capture=capture,
-            )  # fmt: skip
+            with unwrapped():
+                rows, found = _one_batch(
+                    contenders, hidden, weight, transform, workload, settings, make_stopwatch=make_stopwatch,
+                    flush=flush, clock_reader=clock_reader, progress=progress, team=team, capture=capture,
+                )  # fmt: skip
         except KeyboardInterrupt as stop:
             if team.size > 1 or not results:  # the other ranks are inside a call that this one has left
                 raise
