@@ -180,10 +180,12 @@ def finish_tile(
     v0 = tile_v * BLOCK_V - shift
     y = transform(y, offs_b, mask_b, v0, tile_v, tables, HAS_SCALE, HAS_SOFTCAP, FAST, BLOCK_B, BLOCK_V)
     if logits_ptr is not None:
-        offs_v = v0 + tl.arange(0, BLOCK_V)
+        # The tile's first id goes to the scalar, so that a thread holds an address a row, not one a logit.
+        row_ptrs = (logits_ptr + v0) + offs_b.to(tl.int64)[:, None] * num_columns
+        columns = tl.arange(0, BLOCK_V)
         tl.store(
-            logits_ptr + offs_b.to(tl.int64)[:, None] * num_columns + offs_v[None, :], y,
-            mask=mask_b[:, None] & ((offs_v >= 0) & (offs_v < num_columns))[None, :],
+            row_ptrs + columns[None, :], y,
+            mask=mask_b[:, None] & ((columns >= -v0) & (columns < num_columns - v0))[None, :],
         )  # fmt: skip
 
     c, is_greedy, position, row, k0, k1 = load_rows(offs_b, mask_b, rows)
