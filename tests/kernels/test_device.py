@@ -55,11 +55,11 @@ def draw_kernel(y_ptr, c_ptr, score_ptr, column_ptr, MODE: tl.constexpr, B: tl.c
     zero = word * 0
     sample = tl.full((), 3, tl.uint32)
     if MODE == "grouped":
-        score, column = device.grouped_draw(
+        score, column, _ = device.grouped_draw(
             y, c, 4 * 9, zero + 5, sample, word, zero + 11, zero + 13, 0, B, V, False, False
         )
     elif MODE == "element":
-        score, column = device.element_draw(
+        score, column, _ = device.element_draw(
             y, c, 32 * 9, zero + 5, sample, word, zero + 11, zero + 13, B, V, False
         )
     else:

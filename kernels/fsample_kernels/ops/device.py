@@ -225,7 +225,7 @@ def grouped_draw(
     SPLIT: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
-    """Best group and the draw inside it. Returns per row: score, column in the tile.
+    """Best group and the draw inside it. Returns per row: score, column in the tile, its logit.
 
     The score is +inf, and the column means nothing, where a logit is NaN or +inf: its group's sum is NaN.
     """
@@ -247,10 +247,12 @@ def grouped_draw(
     )  # fmt: skip
     m, total, sums = group_mass(x, c[:, None], FAST)
     score = group_score(m, total, r2, r3, FAST)
-    member, _ = draw_member(sums, total, r0, r1)
+    member, e = draw_member(sums, total, r0, r1)
     local = local[None, :]
-    column = (local >> 2) * 128 + (local & 3) * 2 + (member >> 1) * 8 + (member & 1)
-    return argmax(score, column)
+    columns = (local >> 2) * 128 + (local & 3) * 2 + (member >> 1) * 8 + (member & 1)
+    best, column = argmax(score, columns)
+    # From the mass, so that the logits need not outlive it.
+    return best, column, value_at(column, columns, m + log2(e, FAST)) / c
 
 
 @triton.jit
@@ -258,31 +260,39 @@ def element_draw(
     y, c, first_unit, position, sample, row, k0, k1,
     BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gumbel-max over the tile, one Philox call for four neighbouring ids. Arguments as `grouped_draw`."""
-    UNITS: tl.constexpr = BLOCK_V // 4
-    even, odd = tl.split(tl.reshape(y, (BLOCK_B, UNITS, 2, 2)))
-    y0, y2 = tl.split(even)
-    y1, y3 = tl.split(odd)
-    unit = first_unit + tl.arange(0, UNITS)
-    r0, r1, r2, r3 = philox(
-        tl.broadcast_to(unit.to(tl.uint32)[None, :], (BLOCK_B, UNITS)),
-        position[:, None], sample, row[:, None] | ELEMENT_DOMAIN, k0[:, None], k1[:, None],
-    )  # fmt: skip
-    best = y0 * c[:, None] - log2_exponential(uniform32(r0), FAST)
-    best = tl.where(best < float("inf"), best, float("inf"))
-    member = tl.zeros((BLOCK_B, UNITS), tl.int32)
-    best, member = challenge(best, member, y1 * c[:, None] - log2_exponential(uniform32(r1), FAST), 1)
-    best, member = challenge(best, member, y2 * c[:, None] - log2_exponential(uniform32(r2), FAST), 2)
-    best, member = challenge(best, member, y3 * c[:, None] - log2_exponential(uniform32(r3), FAST), 3)
-    return argmax(best, tl.arange(0, UNITS)[None, :] * 4 + member)
+    """Gumbel-max over the tile, half after half, so that a thread holds one half's noise. Arguments and
+    results as of `grouped_draw`."""
+    HALF: tl.constexpr = BLOCK_V // 2
+    left, right = tl.split(tl.permute(tl.reshape(y, (BLOCK_B, 2, HALF)), (0, 2, 1)))
+    score = element_scores(left, c, first_unit, position, sample, row, k0, k1, BLOCK_B, HALF, FAST)
+    first_unit += HALF // 4
+    later = element_scores(right, c, first_unit, position, sample, row, k0, k1, BLOCK_B, HALF, FAST)
+    wins = later > score
+    columns = tl.arange(0, HALF)[None, :] + tl.where(wins, HALF, 0)
+    best, column = argmax(tl.where(wins, later, score), columns)
+    return best, column, value_at(column, tl.arange(0, BLOCK_V)[None, :], y)
 
 
 @triton.jit
-def challenge(best, member, score, number):
-    """A later member must be better, or poisoned (NaN): written so that a NaN wins."""
-    score = tl.where(score < float("inf"), score, float("inf"))
-    wins = score > best
-    return tl.where(wins, score, best), tl.where(wins, number, member)
+def element_scores(
+    y, c, first_unit, position, sample, row, k0, k1,
+    BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """y c less the noise of each id, one Philox call for four neighbours; +inf where y is NaN or +inf."""
+    UNITS: tl.constexpr = BLOCK_V // 4
+    # Rows are the inner side here: a thread then draws for one or two of them, and holds few keys.
+    unit = first_unit + tl.arange(0, UNITS)
+    r0, r1, r2, r3 = philox(
+        tl.broadcast_to(unit.to(tl.uint32)[:, None], (UNITS, BLOCK_B)),
+        position[None, :], sample, row[None, :] | ELEMENT_DOMAIN, k0[None, :], k1[None, :],
+    )  # fmt: skip
+    # The noise goes to the threads that hold the logits. The other way round, a second copy of the logits
+    # lives as long as the first.
+    even = tl.join(log2_exponential(uniform32(r0), FAST), log2_exponential(uniform32(r2), FAST))
+    odd = tl.join(log2_exponential(uniform32(r1), FAST), log2_exponential(uniform32(r3), FAST))
+    noise = tl.reshape(tl.permute(tl.join(even, odd), (1, 0, 2, 3)), (BLOCK_B, BLOCK_V))
+    score = y * c[:, None] - noise
+    return tl.where(score < float("inf"), score, float("inf"))
 
 
 @triton.jit
@@ -290,6 +300,11 @@ def argmax(score, column):  # both [BLOCK_B, N]; no NaN
     """Row maximum and, of equal scores, the lowest column."""
     best = tl.max(score, axis=1)
     return best, tl.min(tl.where(score == best[:, None], column, NO_ID), axis=1)
+
+
+@triton.jit
+def value_at(column, columns, values):  # [BLOCK_B]; both [BLOCK_B, N]
+    return tl.max(tl.where(columns == column[:, None], values, float("-inf")), axis=1)
 
 
 @triton.jit

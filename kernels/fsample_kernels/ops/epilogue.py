@@ -226,21 +226,21 @@ def draw_and_store(
     GROUPED: tl.constexpr, SPLIT: tl.constexpr, FAST: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    score, column = top, top_column
+    score, column, logit = top, top_column, top
     if any_sampled:
         if GROUPED:
-            score, column = grouped_draw(
+            score, column, logit = grouped_draw(
                 y, c, id0 >> 5, position, sample, row, k0, k1, cut, BLOCK_B, BLOCK_V, SPLIT, FAST
             )
         else:
-            score, column = element_draw(
+            score, column, logit = element_draw(
                 y, c, id0 >> 2, position, sample, row, k0, k1, BLOCK_B, BLOCK_V, FAST
             )
         score = tl.where(is_greedy, top, score)
         column = tl.where(is_greedy, top_column, column)
+        logit = tl.where(is_greedy, top, logit)
     # +inf: a NaN or +inf logit. The id -1 wins against every other candidate of its row.
     tl.store(score_ptr + offs_out, score, mask=mask_b)
     tl.store(id_ptr + offs_out, tl.where(score < float("inf"), id0 + column, -1), mask=mask_b)
     if logit_ptr is not None:
-        hit = tl.arange(0, BLOCK_V)[None, :] == column[:, None]
-        tl.store(logit_ptr + offs_out, tl.max(tl.where(hit, y, float("-inf")), axis=1), mask=mask_b)
+        tl.store(logit_ptr + offs_out, logit, mask=mask_b)
