@@ -260,39 +260,25 @@ def element_draw(
     y, c, first_unit, position, sample, row, k0, k1,
     BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gumbel-max over the tile, half after half, so that a thread holds one half's noise. Arguments and
-    results as of `grouped_draw`."""
-    HALF: tl.constexpr = BLOCK_V // 2
-    left, right = tl.split(tl.permute(tl.reshape(y, (BLOCK_B, 2, HALF)), (0, 2, 1)))
-    score = element_scores(left, c, first_unit, position, sample, row, k0, k1, BLOCK_B, HALF, FAST)
-    first_unit += HALF // 4
-    later = element_scores(right, c, first_unit, position, sample, row, k0, k1, BLOCK_B, HALF, FAST)
-    wins = later > score
-    columns = tl.arange(0, HALF)[None, :] + tl.where(wins, HALF, 0)
-    best, column = argmax(tl.where(wins, later, score), columns)
-    return best, column, value_at(column, tl.arange(0, BLOCK_V)[None, :], y)
-
-
-@triton.jit
-def element_scores(
-    y, c, first_unit, position, sample, row, k0, k1,
-    BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
-    """y c less the noise of each id, one Philox call for four neighbours; +inf where y is NaN or +inf."""
+    """Gumbel-max over the tile, one Philox call for four neighbouring ids. Arguments and results as of
+    `grouped_draw`."""
     UNITS: tl.constexpr = BLOCK_V // 4
-    # Rows are the inner side here: a thread then draws for one or two of them, and holds few keys.
+    # Rows are the inner side here: a thread then draws for a few of them, and holds few keys.
     unit = first_unit + tl.arange(0, UNITS)
     r0, r1, r2, r3 = philox(
         tl.broadcast_to(unit.to(tl.uint32)[:, None], (UNITS, BLOCK_B)),
         position[None, :], sample, row[None, :] | ELEMENT_DOMAIN, k0[None, :], k1[None, :],
     )  # fmt: skip
     # The noise goes to the threads that hold the logits. The other way round, a second copy of the logits
-    # lives as long as the first.
-    even = tl.join(log2_exponential(uniform32(r0), FAST), log2_exponential(uniform32(r2), FAST))
+    # lives as long as the first. Odd before even: the last few registers, on sm_89.
     odd = tl.join(log2_exponential(uniform32(r1), FAST), log2_exponential(uniform32(r3), FAST))
+    even = tl.join(log2_exponential(uniform32(r0), FAST), log2_exponential(uniform32(r2), FAST))
     noise = tl.reshape(tl.permute(tl.join(even, odd), (1, 0, 2, 3)), (BLOCK_B, BLOCK_V))
     score = y * c[:, None] - noise
-    return tl.where(score < float("inf"), score, float("inf"))
+    score = tl.where(score < float("inf"), score, float("inf"))  # NaN and +inf alike
+    columns = tl.arange(0, BLOCK_V)[None, :]
+    best, column = argmax(score, columns)
+    return best, column, value_at(column, columns, y)
 
 
 @triton.jit
