@@ -10,8 +10,8 @@ A page marks a place, and what stands between the marks is replaced:
     <!-- records -->  ...  <!-- end -->                       every record: file, machine, commit, command
 
 The words are the kind of record, its folder, and the end of the file's name. Of several records that fit the
-newest is shown; without one the place stays empty. An audit may be several runs: its records are all of the
-newest one's commit whose names hold the word. No figure is typed by hand.
+newest is shown; without one the place stays empty. An audit may be several runs: of all records whose names
+hold the word, each sampler is shown from the newest commit that ran it. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -105,10 +105,16 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     }
     if not found:
         return ""
-    commit = _commit(next(iter(found.values())))
-    ours_first = sorted(found.items(), key=lambda item: (not _has_ours(item[1]), item[0]))
-    found = {file: record for file, record in ours_first if _commit(record) == commit}
-    results = [result for record in found.values() for result in record.results]
+    newest: dict[str, str] = {}
+    for record in found.values():
+        for result in record.results:
+            newest.setdefault(sampler(result), _commit(record))
+    found = dict(sorted(found.items(), key=lambda item: (not _has_ours(item[1]), item[0])))
+    shown = {
+        file: [result for result in record.results if newest[sampler(result)] == _commit(record)]
+        for file, record in found.items()
+    }
+    results = [result for some in shown.values() for result in some]
     head, *body = verify_matrix(results)
     rows = [head, ["---"] * len(head), *body]
     lines = ["| " + " | ".join(cells) + " |" for cells in rows]
@@ -123,13 +129,14 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     assert machine is not None
     runs = "; ".join(
         f"[{file.stem.rpartition(word)[2].strip('-') or 'record'}]({file.relative_to(page.parent)}): "
-        + _drawn(record)
+        f"commit {_commit(record) or 'unknown'}, " + _drawn(record)
         for file, record in found.items()
+        if shown[file]
     )
     lines += [
         "",
-        f"– not applicable. {machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}; "
-        f"commit {machine.short_commit or 'unknown'}. Each run is judged by itself. {runs}.",
+        f"– not applicable. {machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}. "
+        f"Each run is judged by itself, and a sampler shown from the newest commit that ran it. {runs}.",
     ]
     return "\n".join(lines) + "\n"
 

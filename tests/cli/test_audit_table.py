@@ -51,7 +51,7 @@ def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType,
         said = (
             lines[-1].split(f"[{name}](h200/2026-01-31-abc1234-verify-all-{name}.json): ")[1].split("; ")[0]
         )
-        assert said.startswith("level quick, alpha 0.01, at most ")
+        assert said.startswith("commit ") and ", level quick, alpha 0.01, at most " in said
         assert "a tail that is missing shows up to gap 13, " in said and said.rstrip(".").endswith(" s")
     file, record = next(iter(records.items()))
     stopped = replace(
@@ -65,9 +65,13 @@ def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType,
     assert filled == f"<!-- audit h200 verify-all -->\n\n{text}\n<!-- end -->"
     assert tables.fill(place, {}, tmp_path / "README.md") == "<!-- audit h200 verify-all -->\n<!-- end -->"
     ours, others = records
-    environment = records[others].environment
+    environment = records[ours].environment
     assert environment is not None
-    records[others] = replace(records[others], environment=replace(environment, commit="f" * 40))
-    newest = tables.audit({ours: records[ours], others: records[others]}, "h200", "verify-all", page=folder)
-    assert "fused:grouped" in newest and "past_the_end" not in newest  # no table of two commits
+    later = replace(
+        records[ours], environment=replace(environment, commit="f" * 40), results=records[ours].results[:1]
+    )
+    both = {folder / "2026-02-01-fffffff-verify-all-again.json": later, **records}
+    combined = tables.audit(both, "h200", "verify-all", page=folder)
+    assert "| fused:grouped | pass |  |" in combined  # of the newer run alone, which asked for rows
+    assert "| fused:element:exact | pass | pass | pass | – |" in combined and "past_the_end" in combined
     assert tables.audit(records, "cpu", "verify-all", page=folder) == ""
