@@ -4,6 +4,7 @@ The draw inside a group is a third of a draw, and counts in one group a row. So 
 leaves its 32 logits here, over those of the one that led before, and `hopper_rows.draw_kept` draws in what is
 left with the words of that group: the token that an immediate draw would give. A thread reads what it wrote
 itself. Where memory sets the pace the stores cost more than they save: profiles/notes/hopper-keep.md.
+For the shapes of the arguments see the table in `hopper_kernel.py`.
 """
 
 # No `from __future__ import annotations`: Gluon reads the constexpr annotations.

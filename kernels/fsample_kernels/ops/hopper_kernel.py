@@ -2,21 +2,35 @@
 
 At most one persistent CTA per SM. A producer warp streams tiles of W and H through a ring of shared-memory
 stages by TMA (`hopper_pipeline.py`); one or two consumer warpgroups run wgmma with batch rows on M and
-vocabulary ids on N, draw one id in every group of 32 (`hopper_tile.py`) and keep the best (score, id) of each
-row in registers over all their tiles (`hopper_rows.py`). At the end one 64-bit atomic max a row and CTA; the
-last CTA of a block of rows writes the ids and resets the workspace for the next launch; of a head that is
-split over ranks it leaves the keys, or exchanges them with the other GPUs while other blocks of rows still
-run. Log-probabilities, the log-sum-exp and several samples a row leave candidates instead, and
-`reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to the next
-(`hopper_carry.py`), and in such tiles the draw inside a group waits for the end (`hopper_keep.py`).
+vocabulary ids on N, transform a tile (`hopper_tile.py`), draw one id in every group of 32 (`hopper_draw.py`)
+and keep the best (score, id) of each row in registers over all their tiles (`hopper_rows.py`). At the end one
+64-bit atomic max a row and CTA; the last CTA of a block of rows writes the ids and resets the workspace for
+the next launch; of a head that is split over ranks it leaves the keys, or exchanges them with the other GPUs
+while other blocks of rows still run. Log-probabilities, the log-sum-exp and several samples a row leave
+candidates instead, and `reduce_candidates` ends. Where tiles are parted, a CTA also leaves one accumulator to
+the next (`hopper_carry.py`), and in such tiles the draw inside a group waits for the end (`hopper_keep.py`).
 
 Values that only travel do so in tuples, none of which holds a constexpr: out of a tuple in a variable it
-would come as a tensor.
-    ring       w_bufs, h0_bufs, h1_bufs, empty, full_bars
-    place      units, ctas, cta, row0: of the CTA in its launch
-    carry      sums_ptr, flags_ptr: of `hopper_carry`
-    sizes      num_rows, num_columns, num_samples, blocks_d, num_slots
-    row_state  rows, live, c, greedy, any_greedy, span: what does not change over the tiles
+would come as a tensor. M is MW0 or MW1, the rows of a warpgroup; what has no brackets is one int32 or bool.
+In the layout "lanes" (`hopper_tile.lanes_of_rows(M)`) a thread holds one of a block's four groups, of M / 32
+rows.
+
+    name       what it holds                                             where             filled by
+    ring       w_bufs [STAGES, BV, BD], h0_bufs [STAGES, MW0, BD],
+               h1_bufs [STAGES, MW1, BD], or h0_bufs again: bf16, fp16   shared, swizzled  producer
+               empty [STAGES, 1], full_bars [STAGES, 1] int64            shared, barriers  accumulate; TMA
+    place      units of 128 ids; ctas, cta: of the block of rows; row0   registers         hopper_kernel
+    sizes      num_rows, num_columns, num_samples, blocks_d, num_slots   registers         hopper_kernel
+    carry      sums_ptr [programs, 2, BV / 8, M, 8] fp32                 global            leave_sum
+               flags_ptr [programs, 2] int32, 1 where a sum waits        global            leave_sum
+    kept_ptr   [16, M, 4, 2] fp32 a warpgroup: logits of leading groups  global            keep
+    row_state  rows [M, 1] int32, live [M, 1] bool, c [M, 1] fp32,
+               greedy [M, 1] bool, any_greedy, span (first, end)         lanes             consumer, once
+    lane       [1, 4] int32, 0 to 3: the group in its block              lanes             finish_tile
+    acc        [M, BV] fp32, the logits of a tile                        wgmma's           accumulate
+    xs         32 of [M, 4] fp32: logit of member j of each group        lanes             by_group, transform
+    words      four uint32, each [M, 1] or one for all rows              lanes             load_words
+    state      five of [M, 4], see `hopper_rows.py`                      lanes             draw_into
 """
 
 # No `from __future__ import annotations`: Gluon reads the annotations of the kernel.
@@ -75,6 +89,7 @@ def finish_tile(
     lane = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, lay)), 0)
     sparse = load_first(tables, starts, N // 128)
     pieces = blocks(acc, M, N)
+    # all blocks before the draws: each sample draws in all of them, and they are transformed and stored once
     ready = ()  # type: tuple[tuple[gl.tensor, ...], ...]
     for b in gl.static_range(N // 128):
         xs = transform(

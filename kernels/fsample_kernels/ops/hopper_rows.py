@@ -1,7 +1,8 @@
 """What the Hopper kernel knows of a row: its parameters, its best so far, and how its winner leaves the CTA.
 
-The state of a consumer warpgroup is (best score, its column, its y, mass maximum, mass sum), [M, 4] each: one
-entry a row and lane, in registers over all tiles of the CTA. The last three only where a mass is asked for.
+The state of a consumer warpgroup is (best score, its column, its y, mass maximum, mass sum), [M, 4] each, the
+column int32 and the others fp32: one entry a row and lane, in registers over all tiles of the CTA. The last
+three only where a mass is asked for. For the shapes of the arguments see the table in `hopper_kernel.py`.
 """
 
 # No `from __future__ import annotations`: Gluon reads the constexpr annotations.
@@ -10,8 +11,8 @@ from triton.experimental.gluon import language as gl
 
 from fsample_kernels.ops.device import exp2
 from fsample_kernels.ops.gluon_names import cta_barrier
+from fsample_kernels.ops.hopper_draw import draw_block, score_block
 from fsample_kernels.ops.hopper_keep import keep, load_kept
-from fsample_kernels.ops.hopper_tile import draw_block, score_block
 from fsample_kernels.ops.link import EPOCH, RANK, clock, end_step, ids_of, send, take
 
 # No score yet: the image of -inf (see `publish`).
