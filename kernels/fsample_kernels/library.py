@@ -1,20 +1,16 @@
 """The `torch.library` operator `fsample::sample`: what torch.compile sees of a call, one opaque node.
 
 Eager calls do not pass through it. The operator takes a call apart into what an operator schema can carry
-and checks it when it runs, so a compiled call raises what an eager one does for values that break a rule.
-What a schema cannot carry as it is (a bool for a number, a seed of 65 bits) is found while tracing, and
-carried as the message. For arguments of another type or number of dimensions torch.compile has errors of
-its own.
+(`schema.py`) and checks it when it runs, so a compiled call raises what an eager one does for values that
+break a rule. For arguments of another type or number of dimensions torch.compile has errors of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from . import checks, validation
+from . import schema, validation
 from .bias_forms import LogitBias
 from .types import Implementation, Math, Noise, Problem, SampleResult
 
@@ -53,10 +49,10 @@ def traced(
     implementation: Implementation,
 ) -> SampleResult:
     """`sample` (hidden and weight given) or `sample_logits` (logits given) while torch.compile traces it."""
-    dense, (rows, tokens, values) = _split_bias(logit_bias)
-    refusal = _refusal(
+    dense, (rows, tokens, values) = schema.split_bias(logit_bias)
+    refusal = schema.refusal(
         (("temperature", temperature), ("logit_scale", logit_scale), ("softcap", softcap)),
-        seed, position, num_samples, vocab_size, _columns(weight, logits),
+        seed, position, num_samples, vocab_size, schema.columns_of(weight, logits),
         (("want_logprob", want_logprob), ("want_lse", want_lse), ("store_logits", store_logits)),
     )  # fmt: skip
     if refusal:
@@ -71,23 +67,23 @@ def traced(
         )
         want_logprob = want_lse = store_logits = False
     ids, logprob, lse, stored = torch.ops.fsample.sample(
-        _detached(hidden),
-        _detached(weight),
-        _detached(logits),
+        schema.detached(hidden),
+        schema.detached(weight),
+        schema.detached(logits),
         1.0 if isinstance(temperature, Tensor) else float(temperature),
-        _detached(temperature if isinstance(temperature, Tensor) else None),
-        None if seed is None or isinstance(seed, Tensor) else _signed(seed),
+        schema.detached(temperature if isinstance(temperature, Tensor) else None),
+        None if seed is None or isinstance(seed, Tensor) else schema.signed(seed),
         seed if isinstance(seed, Tensor) else None,
         0 if isinstance(position, Tensor) else position,
         position if isinstance(position, Tensor) else None,
         num_samples,
-        _detached(head_bias),
+        schema.detached(head_bias),
         float(logit_scale),
         None if softcap is None else float(softcap),
-        _detached(dense),
+        schema.detached(dense),
         rows,
         tokens,
-        _detached(values),
+        schema.detached(values),
         mask,
         vocab_size,
         noise,
@@ -104,69 +100,6 @@ def traced(
         lse if want_lse else None,
         stored if store_logits else None,
     )
-
-
-def _columns(weight: Tensor | None, logits: Tensor | None) -> tuple[int, str]:
-    """V, and the argument that has it."""
-    if weight is not None:
-        return weight.shape[0], "weight"
-    assert logits is not None
-    return logits.shape[-1], "logits"
-
-
-def _refusal(
-    numbers: Sequence[tuple[str, object]],
-    seed: int | Tensor | None,
-    position: int | Tensor,
-    num_samples: int,
-    vocab_size: int | None,
-    columns: tuple[int, str],
-    flags: Sequence[tuple[str, object]],
-) -> str:
-    """What an eager call would say of values that the schema cannot carry; "" where it carries all.
-
-    A float may be a symbol here, of which little can be asked: its range is checked when the operator runs.
-    """
-    try:
-        for name, value in numbers:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, Tensor))):
-                checks.number(name, value)
-        if seed is not None and not isinstance(seed, Tensor):
-            validation.seed_word(seed)
-        if not isinstance(position, Tensor):
-            validation.step_number(position)
-        validation.sample_count(num_samples)
-        if vocab_size is not None:
-            validation.id_bound(vocab_size, *columns)
-        for name, value in flags:
-            checks.flag(name, value)
-    except ValueError as error:
-        return str(error.args[0])
-    return ""
-
-
-def _split_bias(
-    bias: LogitBias | None,
-) -> tuple[Tensor | None, tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    if bias is None:
-        return None, (None, None, None)
-    if isinstance(bias, Tensor):
-        return bias, (None, None, None)
-    if isinstance(bias, Sequence) and len(bias) == 3 and all(isinstance(part, Tensor) for part in bias):
-        rows, ids, values = bias
-        return None, (rows, ids, values)  # type: ignore[return-value]
-    raise ValueError(
-        "logit_bias inside torch.compile must be a tensor or a triple of tensors (rows, ids, values), "
-        f"got {type(bias).__name__}; build the tensors outside the compiled function"
-    )
-
-
-def _signed(seed: int) -> int:
-    return seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits, in a schema's int
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
 
 
 def _problem(
