@@ -11,7 +11,7 @@ A page marks a place, and what stands between the marks is replaced:
 
 The words are the kind of record, its folder, and the end of the file's name. Of several records that fit the
 newest is shown; without one the place stays empty. An audit may be several runs: of all records whose names
-hold the word, each sampler is shown from the newest commit that ran it. No figure is typed by hand.
+hold the word, each test of a sampler is shown from the newest commit that ran it. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PLACE = re.compile(
     re.S,
 )
 ORDER = ("gemm", "fused", "multinomial", "multinomial-eager", "race", "fi1", "fi2")
+OURS = ("fused", "grouped")
 NAMES = {"gemm": "GEMM alone", "multinomial-eager": "multinomial (eager)", "fi1": "FI1", "fi2": "FI2"}
 
 
@@ -105,13 +106,13 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     }
     if not found:
         return ""
-    newest: dict[str, str] = {}
+    newest: dict[tuple[str, str], str] = {}
     for record in found.values():
-        for result in record.results:
-            newest.setdefault(sampler(result), _commit(record))
+        for result in _tested(record):
+            newest.setdefault((sampler(result), result.test), _commit(record))
     found = dict(sorted(found.items(), key=lambda item: (not _has_ours(item[1]), item[0])))
     shown = {
-        file: [result for result in record.results if newest[sampler(result)] == _commit(record)]
+        file: [r for r in _tested(record) if newest[sampler(r), r.test] == _commit(record)]
         for file, record in found.items()
     }
     results = [result for some in shown.values() for result in some]
@@ -136,13 +137,17 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     lines += [
         "",
         f"– not applicable. {machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}. "
-        f"Each run is judged by itself, and a sampler shown from the newest commit that ran it. {runs}.",
+        f"Each run is judged by itself, and a test shown from the newest commit that ran it. {runs}.",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _tested(record: Record) -> list[VerifyResult]:
+    return [result for result in record.results if isinstance(result, VerifyResult)]
+
+
 def _has_ours(record: Record) -> bool:
-    return any(isinstance(result, VerifyResult) and result.sampler == "fused" for result in record.results)
+    return any(result.sampler == "fused" for result in _tested(record))
 
 
 def _drawn(record: Record) -> str:
@@ -250,7 +255,7 @@ def caption(record: Record, file: Path, page: Path) -> str:
 def spread(record: Record) -> str:
     """How far the 10th and 90th percentiles lie from the medians, and what slowed the machine down."""
     timed = [row for row in record.results if isinstance(row, BenchResult) and row.median_us is not None]
-    compared = [row for row in timed if row.sampler in ("fused", "gemm")]
+    compared = [row for row in timed if row.sampler == "gemm" or (row.sampler, row.algorithm) == OURS]
     near, far = (max(map(_distance, rows), default=0.0) for rows in (compared, timed))
     notes = sorted({row.note for row in timed if row.throttled})
     text = f"p10..p90 within {near:.1%} of it for fused and GEMM, {far:.1%} for all"

@@ -93,14 +93,16 @@ def io_model(
         measure = False
     target = check_output(format, output, force)
     batches = parse_batches(batch)
+    instead = "" if tp > 1 else ", or add --measure" if measure is None else ", or --no-measure"
     where = "cpu" if measure is False else resolve_device(device)
     if measure is None:
         measure = where == "cuda"
-    given = [f"--{name}" for name in OF_A_MEASUREMENT if typed(context, name)]
+    named = OF_A_MEASUREMENT + (("device",) if device is Device.cuda else ())
+    given = ["no-cold" if name == "cold" and not cold else name for name in named if typed(context, name)]
     if given and not measure:
         raise UsageError(
-            f"{given[0]} goes with --measure, and this prediction measures nothing",
-            f"leave out {given[0]}" + ("" if tp > 1 else ", or add --measure"),
+            f"--{given[0]} goes with --measure, and this prediction measures nothing",
+            f"leave out --{given[0]}{instead}",
         )
     if not measure and dtype is DType.auto:
         dtype = DType.bf16  # arithmetic needs no device: predict for the dtype that heads are served in

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsample_cli.interrupts import unwrapped
 from fsample_cli.samplers.compiled import Body, compile_whole
 from fsample_cli.samplers.protocol import (
     IDENTITY,
@@ -64,7 +65,8 @@ class _OnLogits:
         self.logits_dtype = str(hidden.dtype).removeprefix("torch.")
         self._temperature = torch.full((hidden.shape[0], 1), temperature, device=hidden.device)
         try:
-            self.sample(hidden, weight, temperature=temperature, seed=0, position=0)
+            with unwrapped():
+                self.sample(hidden, weight, temperature=temperature, seed=0, position=0)
         except (FileNotFoundError, RuntimeError) as error:  # its first use runs ninja and nvcc
             if isinstance(error, torch.OutOfMemoryError):
                 raise

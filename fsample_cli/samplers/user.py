@@ -22,6 +22,7 @@ from types import ModuleType
 from torch import Tensor
 
 from fsample_cli.errors import InputError, UsageError
+from fsample_cli.interrupts import unwrapped
 from fsample_cli.samplers.protocol import IDENTITY, SamplerRaised, ShapeUnsupported, Transform
 from fsample_cli.samplers.seeding import mix
 
@@ -67,7 +68,8 @@ class User:
     ) -> Tensor:
         scaled = temperature / self._transform.logit_scale
         try:
-            ids = self._function(hidden, weight, scaled, mix(seed, position))
+            with unwrapped():
+                ids = self._function(hidden, weight, scaled, mix(seed, position))
         except Exception as error:  # of any kind: the function is none of ours, and others' results stay
             raise SamplerRaised(self.name, _what(error)) from error
         if not isinstance(ids, Tensor):

@@ -46,17 +46,17 @@ def per_row(name: str, value: Tensor, rows: Tensor, num_rows: int, dtypes: tuple
 
 
 def matrix(name: str, tensor: Tensor) -> None:
-    """Two dimensions, dense, with data."""
+    """Two dimensions, with data."""
     check_tensor(name, tensor)
     if tensor.dim() != 2:
         raise ValueError(f"{name} must have two dimensions, got {shape_of(tensor)}; reshape it first")
-    if tensor.device.type == "meta" or tensor.layout != torch.strided:
-        raise ValueError(f"{name} must be a dense tensor with data, got {tensor.layout} on {tensor.device}")
+    if tensor.device.type == "meta":
+        raise ValueError(f"{name} must be a tensor with data, got one on the meta device; load it first")
 
 
 def check_tensor(name: str, value: object) -> None:
-    """A tensor at all, and one whose memory holds its values: kernels know nothing of the negative bit, and
-    the address of a tensor that wraps others is 0.
+    """A tensor at all, and one whose memory holds its values one by one: kernels read it, and know of neither
+    layouts nor the negative bit; the address of a tensor that wraps others, or stands for zeros, is 0.
     """
     if not isinstance(value, Tensor):
         raise ValueError(
@@ -64,11 +64,18 @@ def check_tensor(name: str, value: object) -> None:
         )
     if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise ValueError(
-            f"{name} must be a tensor with memory of its own, got {type(value).__name__}; pass what it "
-            "stands for: .to_local() of a DTensor, .wait() of what a functional collective returned"
+            f"{name} must be a plain torch.Tensor, got {type(value).__name__}, which has operations its own "
+            "way; pass the tensor behind it: .to_local() of a DTensor, .wait() of what a functional "
+            "collective returned"
         )
-    if value.is_neg():
-        raise ValueError(f"{name} must not be a view with torch's negative bit; pass its .resolve_neg()")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "a nested one" if value.is_nested else value.layout
+        raise ValueError(f"{name} must be a dense tensor, got {kind}; convert with .to_dense()")
+    if value.is_neg() or value._is_zerotensor():
+        raise ValueError(
+            f"{name} must not be a view with torch's negative bit, nor zeros without memory; pass its "
+            ".resolve_neg(), or its .clone()"
+        )
 
 
 def same_device(name: str, tensor: Tensor, rows: Tensor) -> None:

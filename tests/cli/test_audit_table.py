@@ -72,6 +72,7 @@ def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType,
     )
     both = {folder / "2026-02-01-fffffff-verify-all-again.json": later, **records}
     combined = tables.audit(both, "h200", "verify-all", page=folder)
-    assert "| fused:grouped | pass |  |" in combined  # of the newer run alone, which asked for rows
+    assert "| fused:grouped | pass | pass | pass | – |" in combined  # rows of the newer run, the others older
+    assert "[again](" in combined
     assert "| fused:element:exact | pass | pass | pass | – |" in combined and "past_the_end" in combined
     assert tables.audit(records, "cpu", "verify-all", page=folder) == ""

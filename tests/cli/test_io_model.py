@@ -52,8 +52,14 @@ def test_what_only_a_measurement_reads_is_refused_without_one(
 ) -> None:
     done = fsample("io-model", *asked, "--device", "cpu", f"--{name}", *value)
     assert done.code == 2
-    assert f"--{name.removeprefix('no-')} goes with --measure" in done.error
-    assert ("or add --measure" in done.error) == ("--tp" not in asked)
+    assert f"--{name} goes with --measure" in done.error
+    assert ("or add --measure" in done.error) == (asked == ())
+    assert ("or --no-measure" in done.error) == ("--no-measure" in asked)
+
+
+def test_a_gpu_is_refused_where_nothing_is_measured(fsample: Fsample) -> None:
+    for asked in (("--no-measure",), ("--tp", 2)):
+        assert "--device goes with --measure" in fsample("io-model", *asked, "--device", "cuda").error
 
 
 def test_ranks_receive_words_or_logits(fsample: Fsample) -> None:

@@ -34,6 +34,13 @@ def later(hidden, weight, temperature, seed):
     if CALLS > 36:  # at B = 5 one call to prepare, 32 of the gate, one to warm up; in the timed section
         raise ValueError("boom")
     return right(hidden, weight, temperature, seed)
+class Stop:
+    def __set_name__(self, owner, name):  # as inside an import: until Python 3.12 it leaves as a RuntimeError
+        raise KeyboardInterrupt
+def stopped(hidden, weight, temperature, seed):
+    if len(hidden) == 8:
+        type("Module", (), {"field": Stop()})
+    return right(hidden, weight, temperature, seed)
 """
 LINE = MINE.splitlines().index('    raise ValueError("boom\\nand more")') + 1
 BENCH = ("bench", "--device", "cpu", "--vocab", 600, "--hidden", 16, "--iterations", 4, "--warmup", 1, "-q")
@@ -78,6 +85,15 @@ def test_verify_fails_one_that_returns_no_tensor_and_keeps_the_rest(
     assert [row["verdict"] for row in rows if row["sampler"].endswith("right")] == ["pass"] * 6
     [failed] = [row for row in rows if row["sampler"].endswith("no_tensor")]
     assert failed["verdict"] == "fail" and "must return a tensor of ids, got list" in failed["note"]
+
+
+def test_a_signal_inside_one_stops_the_run_and_keeps_what_had_ended(
+    fsample: Fsample, mine: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "bench.json"
+    done = fsample(*BENCH, "--batch", "4,8", "--sampler", f"gemm,{mine}:stopped", "--output", out)
+    assert done.code == 130, done.err
+    assert "stopped by SIGINT" in json.loads(out.read_text())["settings"]["unfinished"]
 
 
 def test_one_that_ignores_its_seed_fails_by_that_alone(fsample: Fsample, mine: Path) -> None:

@@ -141,13 +141,40 @@ def test_head_shapes_and_dtypes(hidden: Any, weight: Any, parts: list[object]) -
     refused(lambda: sample(hidden, weight), *parts)
 
 
+SPARSE = torch.eye(B, V).to_sparse()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"mask": SPARSE.bool()},
+        {"logit_bias": SPARSE},
+        {"head_bias": SPARSE[0]},
+        {"temperature": SPARSE[:, 0]},
+    ],
+    ids=["mask", "logit_bias", "head_bias", "temperature"],
+)
+def test_tables_without_their_values_side_by_side(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    refused(lambda: sample(HIDDEN, WEIGHT, **arguments), name, "dense tensor", ".to_dense()")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_memory_that_holds_no_values() -> None:
+    nested = torch.nested.nested_tensor([HIDDEN, HIDDEN[:2]])
+    refused(lambda: sample(nested, WEIGHT), "hidden", "dense tensor", "nested")
+    refused(
+        lambda: sample(HIDDEN, WEIGHT, logit_bias=torch._efficientzerotensor((V,))), "logit_bias", ".clone()"
+    )
+
+
 def test_the_rest() -> None:
     refused(lambda: sample(HIDDEN, WEIGHT, head_bias=torch.zeros(V + 1)), "head_bias", f"[{V}]", V + 1)
     refused(lambda: sample(HIDDEN, WEIGHT, head_bias=torch.zeros(V, dtype=torch.int8)), "head_bias", "int8")
     refused(lambda: sample(NEGATED[: B * D].view(B, D), WEIGHT), "hidden", "negative bit", ".resolve_neg()")
     refused(lambda: sample_logits(NEGATED.view(B, V)), "logits", "negative bit")
-    refused(lambda: sample_logits(GATHERED), "logits", "its own", "AsyncCollectiveTensor", ".wait()")
-    refused(lambda: sample_logits(LOGITS, mask=GATHERED > 0, logit_bias=GATHERED), "logit_bias", "its own")
+    refused(lambda: sample_logits(GATHERED), "logits", "plain", "AsyncCollectiveTensor", ".wait()")
+    refused(lambda: sample_logits(LOGITS, mask=GATHERED > 0, logit_bias=GATHERED), "logit_bias", "plain")
     refused(
         lambda: sample_logits(torch.empty(1, 1).expand(1, 2**31 - 4095)),
         "logits",
