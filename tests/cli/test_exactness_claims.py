@@ -28,7 +28,8 @@ def test_verify_prints_the_claim_of_each_mode(fsample: Fsample) -> None:
     element = printed["fused:element:exact"]
     assert "1% down to 2^-30" in element and "ends at 22.87" in element and "library log" in element
     table = " ".join(render(Record.from_dict(record), "table").split())
-    assert "fused:grouped, fused:online: probabilities right to 1% down to 2^-40" in table
+    assert "fused:grouped: probabilities right to 1% down to 2^-40" in table
+    assert "fused:online: probabilities right to 1% down to 2^-40" in table
     assert "fused:element:exact: probabilities right to 1% down to 2^-30" in table
     markdown = render(Record.from_dict(record), "markdown")
     assert "2^-44 absolute" in markdown and "2^-32 absolute" in markdown

@@ -6,7 +6,8 @@ import importlib
 import json
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ BENCH = (
     "bench", "--device", "cpu", "--vocab", 512, "--hidden", 64, "--batch", "1,2,3", "--sampler",
     "fused:grouped", "--warmup", 1, "--iterations", 2,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell starts what it puts into the background deaf to Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -118,6 +127,7 @@ def test_a_signal_inside_a_class_body_of_an_import_is_no_traceback(
         "    field = Field()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "stopped", raising=False)
     monkeypatch.setattr(session, "_one_test", lambda *_: importlib.import_module("stopped"))
     assert fsample(*VERIFY).code == code, name
     done = fsample("verify", "--sampler", f"{tmp_path / 'stopped.py'}:draw", "--device", "cpu")

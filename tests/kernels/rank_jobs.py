@@ -193,6 +193,7 @@ def lose_one_within_a_call(rank: int, size: int, refused: bool) -> tuple[str, st
 
     def dying(*arguments: Any, **options: Any) -> Any:
         if rank == size - 1:
+            time.sleep(2.0 * refused)  # rank 1 has said so by then, or nobody could name it
             os._exit(3)
         time.sleep(0.5 * rank)
         return run(*arguments, **options)
