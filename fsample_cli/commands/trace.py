@@ -115,6 +115,7 @@ def trace(
     Samplers: fused, gemm, multinomial-eager and, on one rank, fi2, unless --sampler names others.
     """
     if not launch.runs_here(tp):
+        note(f"starting {tp} ranks", quiet)
         raise typer.Exit(launch.supervise(tp))
     target = check_output(format, output, force)
     check_distinct(target, chrome, "--chrome")

@@ -108,8 +108,8 @@ def verify(
         bool,
         typer.Option(
             "--details",
-            help="Show every statistic in the table, not the worst of each test, with its draws, the "
-            "smallest effect it sees with power 0.8, and its seconds.",
+            help="Show every statistic in the table, not the worst of each test, with its p adjusted over "
+            "the run, its draws, the smallest effect it sees with power 0.8, and its seconds.",
         ),
     ] = False,
     format: FormatOption = None,
@@ -143,6 +143,7 @@ def verify(
         )
     amount = level or LevelName.quick
     if not launch.runs_here(tp):
+        note(f"starting {tp} ranks", quiet)
         raise typer.Exit(launch.supervise(tp))
     # Threads that spin at every barrier make thousands of small calls ten times slower on a busy machine
     # (measured: 428 s spinning, 51 s waiting, 2 cores at load 7). OpenMP reads this once, when torch is
@@ -218,7 +219,8 @@ def verify(
     }
     if details:
         settings["details"] = (
-            "sees: the smallest effect seen with power 0.8, of a count the smallest excess; less: the deficit"
+            "Holm: p adjusted over the run; sees: the smallest effect seen with power 0.8, of a count the "
+            "smallest excess; less: the deficit"
         )
     if done.stopped:
         settings["unfinished"] = f"stopped by {done.stopped} during {done.next_up}"

@@ -122,6 +122,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "verify --details": (
         *STATISTIC,
+        Column("Holm", lambda r: p_value(r.p_adjusted)),
         Column("draws", lambda r: f"{r.draws:,}"),
         Column("sees", lambda r: significant(r.seen_at_80)),  # with power 0.8
         Column("less", lambda r: significant(r.deficit_at_80)),

@@ -70,19 +70,20 @@ def head_problem(
 
     With `shard`, weight and head_bias are a rank's part of the head, perhaps empty, and V is `shard.total`.
     """
-    for name, tensor in (("hidden", hidden), ("weight", weight)):
+    head = "weight" if shard is None else "weight_shard"
+    for name, tensor in (("hidden", hidden), (head, weight)):
         matrix(name, tensor)
     if hidden.dtype != weight.dtype or hidden.dtype not in HALF_OR_SINGLE:
         raise ValueError(
-            "hidden and weight must have one dtype out of bfloat16, float16, float32, got "
+            f"hidden and {head} must have one dtype out of bfloat16, float16, float32, got "
             f"{dtype_name(hidden.dtype)} and {dtype_name(weight.dtype)}; convert them first, a quantised "
             "head with its scales"
         )
-    same_device("weight", weight, hidden)
+    same_device(head, weight, hidden)
     if hidden.shape[1] != weight.shape[1]:
         raise ValueError(
-            f"hidden must have shape [B, D] with D = {weight.shape[1]} (from weight), "
-            f"got {shape_of(hidden)}; weight is [V, D], one row a token"
+            f"hidden must have shape [B, D] with D = {weight.shape[1]} (from {head}), "
+            f"got {shape_of(hidden)}; {head} has one row a token"
         )
     if hidden.shape[1] == 0:
         raise ValueError("hidden must have at least one feature, got D = 0; pass [B, D] with D >= 1")
@@ -153,7 +154,7 @@ def _problem(
     num_rows = rows.shape[0]
     held = rows.shape[1] if weight is None else weight.shape[0]
     first_id, num_columns = (0, held) if shard is None else shard
-    source = "logits" if weight is None else "weight"
+    source = "logits" if weight is None else "weight" if shard is None else "weight_shard of all ranks"
     if num_columns == 0:
         raise ValueError(f"{source} must hold at least one token, got V = 0; pass V >= 1")
     if num_columns > MAX_COLUMNS:

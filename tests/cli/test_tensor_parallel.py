@@ -67,6 +67,12 @@ def test_verify_on_three_ranks(shell: Fsample) -> None:
     assert paths == {"candidates": "pass", "log_mass": "skipped", "element": "pass", "online": "skipped"}
 
 
+def test_the_first_line_says_that_ranks_start(shell: Fsample) -> None:
+    """Even where a rank then refuses the arguments, which takes seconds."""
+    done = shell("bench", "--tp", 2, "--device", "cpu", "--vocab", 1000)
+    assert done.code == 2 and done.err.startswith("fsample: starting 2 ranks\n")
+
+
 def test_ranks_that_torchrun_started_are_joined(child_env: dict[str, str]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = ["-m", "fsample_cli", "verify", "--tp", "2", *map(str, SHAPE), "--test", "rows", "--draws", "200"]
@@ -98,7 +104,7 @@ def test_bench_refuses_ranks_without_a_row_of_the_head(shell: Fsample) -> None:
     check_shards(300, 3)
     with pytest.raises(UsageError, match="got 4 ranks for V = 300; try --tp 3"):
         check_shards(300, 4)
-    done = shell("bench", "--tp", 2, "--vocab", 128, "--hidden", 8)
+    done = shell("bench", "--tp", 2, "-q", "--vocab", 128, "--hidden", 8)
     assert done.code == 2 and "got 2 ranks for V = 128; leave out --tp" in done.error
 
 

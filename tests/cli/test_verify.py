@@ -120,7 +120,7 @@ def test_details_state_draws_effect_and_time_of_every_statistic(fsample: Fsample
     assert done.code == 0
     assert "sees: the smallest effect seen with power 0.8" in " ".join(done.out.split())
     head = next(line for line in done.out.splitlines() if line.startswith("test"))
-    assert head.split() == "test sampler case stat dof p draws sees less of s verdict".split()
+    assert head.split() == "test sampler case stat dof p Holm draws sees less of s verdict".split()
 
 
 def test_a_failing_table_shows_the_worst_case_and_why(fsample: Fsample) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -188,6 +189,19 @@ def test_the_rest() -> None:
     refused(
         lambda: sample(HIDDEN, WEIGHT, logit_bias=torch.zeros(V, device="meta")), "logit_bias", "cpu", "meta"
     )
+
+
+def test_a_rank_calls_its_part_of_the_head_a_shard() -> None:
+    options = {name: p.default for name, p in inspect.signature(sample).parameters.items()}
+    for name in ("hidden", "weight", "implementation"):
+        del options[name]
+
+    def call(hidden: torch.Tensor, shard: torch.Tensor) -> object:
+        return validation.head_problem(hidden, shard, shard=validation.Shard(0, 2 * V), **options)
+
+    refused(lambda: call(HIDDEN[:, :-1], WEIGHT), "hidden", "(from weight_shard)")
+    refused(lambda: call(HIDDEN, WEIGHT[0]), "weight_shard", "two dimensions")
+    refused(lambda: call(HIDDEN, WEIGHT.double()), "hidden and weight_shard", "float64")
 
 
 # Nothing is read from the device: on "meta" a read raises, and the same code serves every device.
