@@ -11,7 +11,8 @@ A page marks a place, and what stands between the marks is replaced:
 
 The words are the kind of record, its folder, and the end of the file's name. Of several records that fit the
 newest is shown; without one the place stays empty. An audit may be several runs: of all records whose names
-hold the word, each test of a sampler is shown from the newest commit that ran it. No figure is typed by hand.
+hold the word, each test of a sampler is shown from the newest commit that ran it, at each level: a level sees
+what the ones below it miss. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -106,13 +107,17 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     }
     if not found:
         return ""
-    newest: dict[tuple[str, str], str] = {}
+    newest: dict[tuple[str, str, object], str] = {}
     for record in found.values():
         for result in _tested(record):
-            newest.setdefault((sampler(result), result.test), _commit(record))
+            newest.setdefault((sampler(result), result.test, _level(record)), _commit(record))
     found = dict(sorted(found.items(), key=lambda item: (not _has_ours(item[1]), item[0])))
     shown = {
-        file: [r for r in _tested(record) if newest[sampler(r), r.test] == _commit(record)]
+        file: [
+            result
+            for result in _tested(record)
+            if newest[sampler(result), result.test, _level(record)] == _commit(record)
+        ]
         for file, record in found.items()
     }
     results = [result for some in shown.values() for result in some]
@@ -137,13 +142,18 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     lines += [
         "",
         f"– not applicable. {machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}. "
-        f"Each run is judged by itself, and a test shown from the newest commit that ran it. {runs}.",
+        "Each run is judged by itself, and a test shown from the newest commit that ran it at a level. "
+        f"{runs}.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _tested(record: Record) -> list[VerifyResult]:
     return [result for result in record.results if isinstance(result, VerifyResult)]
+
+
+def _level(record: Record) -> object:
+    return record.settings.get("level")
 
 
 def _has_ours(record: Record) -> bool:

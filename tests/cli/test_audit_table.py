@@ -75,4 +75,16 @@ def test_an_audit_of_two_runs_is_one_table(fsample: Fsample, tables: ModuleType,
     assert "| fused:grouped | pass | pass | pass | – |" in combined  # rows of the newer run, the others older
     assert "[again](" in combined
     assert "| fused:element:exact | pass | pass | pass | – |" in combined and "past_the_end" in combined
+    deep = replace(records[others], settings={**records[others].settings, "level": "deep"})
+    right = replace(deep, results=tuple(replace(r, verdict="pass") for r in deep.results))
+    environment = replace(environment, commit="f" * 40)
+    newer = {
+        folder / "2026-02-01-fffffff-verify-all-passes.json": replace(
+            right, settings=records[others].settings, environment=environment
+        )
+    }
+    assert "**fail**" not in tables.audit({**newer, **records}, "h200", "verify-all", page=folder)
+    older = folder / "2026-01-31-abc1234-verify-all-deep.json"
+    levels = tables.audit({**newer, older: deep}, "h200", "verify-all", page=folder)
+    assert "past_the_end | **fail** |" in levels  # deep, of an older commit, saw it
     assert tables.audit(records, "cpu", "verify-all", page=folder) == ""
