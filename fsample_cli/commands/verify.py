@@ -44,11 +44,12 @@ from fsample_cli.request import build_workload, parse_samplers, resolve_device
 from fsample_cli.workloads import Workload
 
 OURS = ("fused:grouped", "fused:element", "fused:online")
-# `--sampler all` on a GPU: every kernel with both maths, then what others draw with. On a CPU: every name.
+# `--sampler all` on a GPU: every implementation, kernels with both maths, then what others draw with. On a
+# CPU: every name.
 AUDIT = (
     "fused:grouped", "fused:element", "fused:grouped:exact", "fused:element:exact", "fused:grouped:triton",
-    "fused:element:triton", "fused:grouped:triton:exact", "fused:element:triton:exact", "fused:online",
-    "unfused", "multinomial-eager", "multinomial", "race", "fi1", "fi2",
+    "fused:element:triton", "fused:grouped:triton:exact", "fused:element:triton:exact", "fused:unfused",
+    "fused:online", "unfused", "multinomial-eager", "multinomial", "race", "fi1", "fi2",
 )  # fmt: skip
 OURS_OVER_RANKS = ("fused:candidates", "fused:log_mass", "fused:element", "fused:online")
 SMALL = Workload("verify", 512, 64)

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fsample_cli import samplers
+from fsample_cli.commands import verify
 from fsample_cli.exactness import battery, session
 from fsample_cli.records import Record
 from tests.cli.conftest import Fsample
@@ -251,6 +253,16 @@ def test_an_audit_in_markdown_starts_with_samplers_by_tests(fsample: Fsample) ->
         "| fi2 | – | – |",
         "| tests.cli.perfect:past_the_end | **fail** | **fail** |",
     ]
+
+
+def test_all_on_a_gpu_is_every_implementation_and_every_baseline() -> None:
+    names = verify.audit(["all,mine:f"], "cuda", 1)
+    assert names is not None
+    kernels = {f"fused:{noise}{kernel}{math}" for noise in ("grouped", "element")
+               for kernel in ("", ":triton") for math in ("", ":exact")}  # fmt: skip
+    assert kernels | {"fused:unfused", "fused:online", "mine:f"} <= set(names)
+    assert set(samplers.NAMES) - {"fused", "fused+store", "gemm"} <= set(names)
+    assert verify.audit(["all"], "cpu", 1) == ["all"] and verify.audit(["all"], "cuda", 2) == ["all"]
 
 
 def test_help_names_every_test(fsample: Fsample) -> None:
