@@ -53,11 +53,15 @@ def runs_here(tp: int) -> bool:
     return tp == 1 or place(tp) is not None
 
 
-def supervise(tp: int, command: Sequence[str] | None = None) -> int:
+def supervise(tp: int, command: Sequence[str] | None = None, *, quiet: bool = False) -> int:
     """Run the command line of this process as `tp` ranks and return rank 0's exit code.
+
+    Says so first, unless `quiet`: until a rank says something, seconds pass.
 
     When another rank fails, the rest is ended and its last words are raised as an FsampleError.
     """
+    if not quiet:
+        print(f"fsample: starting {tp} ranks", file=sys.stderr)
     words = [sys.executable, "-m", "fsample_cli", *sys.argv[1:]] if command is None else list(command)
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"rank{rank}.txt" for rank in range(tp)]

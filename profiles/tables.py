@@ -11,8 +11,8 @@ A page marks a place, and what stands between the marks is replaced:
 
 The words are the kind of record, its folder, and the end of the file's name. Of several records that fit the
 newest is shown; without one the place stays empty. An audit may be several runs: of all records whose names
-hold the word, each test of a sampler is shown from the newest commit that ran it, at each level: a level sees
-what the ones below it miss. No figure is typed by hand.
+hold the word, each test of a sampler is shown at every level that ran, from that level's newest commit: a
+level sees what the ones below it miss, so its failures stay until it runs again. No figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     lines += [
         "",
         f"– not applicable. {machine.gpu or machine.cpu}; torch {machine.torch}, triton {machine.triton}. "
-        "Each run is judged by itself, and a test shown from the newest commit that ran it at a level. "
-        f"{runs}.",
+        "Each run is judged by itself; each test is shown at every level that ran, from that level's newest "
+        f"commit. {runs}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -178,7 +178,11 @@ def _drawn(record: Record) -> str:
         f"at most {max(draws.values(), default=0):,} draws a sampler in goodness, tails and zero-mass",
     ]
     if gaps:
-        parts.append(f"a tail that is missing shows up to gap {min(gaps.values()):g}")
+        deepest = max(gaps.values())
+        parts.append(f"a tail that is missing shows up to gap {deepest:g}")
+        parts += [
+            f"of {name} up to {gap:g} ({draws[name]:,} draws)" for name, gap in gaps.items() if gap < deepest
+        ]
     if "seconds" in settings:
         parts.append(f"{settings['seconds']:,.0f} s")
     if "unfinished" in settings:

@@ -106,8 +106,7 @@ def bench(
     130 or 143; with --tp nothing is kept).
     """
     if not launch.runs_here(tp):
-        note(f"starting {tp} ranks", quiet)
-        raise typer.Exit(launch.supervise(tp))
+        raise typer.Exit(launch.supervise(tp, quiet=quiet))
     target = check_output(format, output, force)
     batches = parse_batches(batch)
     where = resolve_device(device)

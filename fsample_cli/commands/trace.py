@@ -115,8 +115,7 @@ def trace(
     Samplers: fused, gemm, multinomial-eager and, on one rank, fi2, unless --sampler names others.
     """
     if not launch.runs_here(tp):
-        note(f"starting {tp} ranks", quiet)
-        raise typer.Exit(launch.supervise(tp))
+        raise typer.Exit(launch.supervise(tp, quiet=quiet))
     target = check_output(format, output, force)
     check_distinct(target, chrome, "--chrome")
     known = samplers.NAMES if tp == 1 else samplers.TP_NAMES

@@ -144,8 +144,7 @@ def verify(
         )
     amount = level or LevelName.quick
     if not launch.runs_here(tp):
-        note(f"starting {tp} ranks", quiet)
-        raise typer.Exit(launch.supervise(tp))
+        raise typer.Exit(launch.supervise(tp, quiet=quiet))
     # Threads that spin at every barrier make thousands of small calls ten times slower on a busy machine
     # (measured: 428 s spinning, 51 s waiting, 2 cores at load 7). OpenMP reads this once, when torch is
     # imported.
@@ -220,8 +219,9 @@ def verify(
     }
     if details:
         settings["details"] = (
-            "Holm: p adjusted over the run; sees: the smallest effect seen with power 0.8, of a count the "
-            "smallest excess; less: the deficit"
+            "Holm: p adjusted over the run, where chi-squared and G count "
+            f"{battery.CHI_SQUARED_TAIL:g} times; "
+            "sees: the smallest effect seen with power 0.8, of a count the smallest excess; less: the deficit"
         )
     if done.stopped:
         settings["unfinished"] = f"stopped by {done.stopped} during {done.next_up}"

@@ -159,7 +159,7 @@ def _problem(
         raise ValueError(f"{source} must hold at least one token, got V = 0; pass V >= 1")
     if num_columns > MAX_COLUMNS:
         raise ValueError(
-            f"{source} must hold at most 2**31 - 4096 tokens, got V = {num_columns}; pass fewer of its rows"
+            f"{source} must hold at most 2**31 - 4096 tokens, got V = {num_columns}; pass fewer of them"
         )
     if num_rows > MAX_ROWS:
         raise ValueError(
