@@ -167,6 +167,32 @@ def counters_meet(y: Tensor, rows: int, g: torch.Generator, seed: int, position:
     return _inverse(torch.softmax(y, 0), counters[first : first + rows])
 
 
+def seeds_meet(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """The counter is seed + row: row r at seed s + 1 repeats row r + 1 at seed s."""
+    block, first = divmod(seed, 2**17)
+    counters = _uniform((2**17 + rows,), _generator(y.device, block, position))
+    return _inverse(torch.softmax(y, 0), counters[first : first + rows])
+
+
+def seed_halved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """The lowest bit of the seed is lost."""
+    return honest(y, rows, _generator(y.device, seed // 2, position), seed, position)
+
+
+def lanes_moved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """A fifth of the draws falls to the first 32 places of its tile: within any cell of neighbouring ids."""
+    ids = honest(y, rows, g, seed, position)
+    to = ids - ids % TILE + ids % 32
+    return torch.where((_uniform((rows,), g) < 0.2) & torch.isfinite(y[to]), to, ids)
+
+
+def tiles_moved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
+    """A quarter of the draws of odd tiles falls to the tile before."""
+    ids = honest(y, rows, g, seed, position)
+    to = ids - TILE * (ids // TILE % 2)
+    return torch.where((_uniform((rows,), g) < 0.25) & torch.isfinite(y[to]), to, ids)
+
+
 def tile_edge(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     ids = honest(y, rows, g, seed, position)
     return torch.where(ids % TILE == TILE - 1, (ids + 1) % len(y), ids)

@@ -23,6 +23,7 @@ WIDE_TEMPERATURES = (0.7, 2.0)  # on whole vocabularies
 COLD = 1 / 64
 KINDS = 3  # no power of two, so a row that is drawn for one 16, 64 or 128 on has the wrong distribution
 SMALLEST_VOCAB = 512  # below it ids have no halves worth a test of their own
+TILE = 128  # ids: every kernel's tiles, groups and lanes repeat at it or at a part or multiple of it
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -34,6 +35,8 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         draws = plan.budget(target.vocab)
         if target.vocab == 512 and target.name in plan.focus:
             draws = plan.focus_draws
+        elif target.vocab > SMALLEST_VOCAB and target.name == "peaked":
+            draws = plan.few(target.vocab)  # two-scale has its shape
         elif target.vocab >= SMALLEST_VOCAB and (target.temperature != 1 or target.name == "masked"):
             draws = plan.few(target.vocab)
         case = Case(TEST, subject, f"{target.name} V={target.vocab}")
@@ -49,8 +52,7 @@ def all_targets(plan: Plan) -> list[Target]:
     for vocab in plan.vocabs:
         skewed = targets.skewed(vocab, plan.seed)
         found += [targets.flat(vocab), skewed, targets.two_scale(vocab), targets.masked(vocab, plan.seed)]
-        if vocab == plan.vocabs[0]:
-            found.append(targets.peaked(vocab))
+        found.append(targets.peaked(vocab))
         if vocab in plan.vocabs[:2]:
             found += [
                 replace(skewed, name=f"skewed T={temperature:g}", temperature=temperature)
@@ -108,7 +110,23 @@ def judge_counts(case: Case, target: Target, drawn: Drawn) -> list[TestResult]:
         results += _mean(case, "first half", half, counts, p, "mass of one half")
         results += _mean(case, "even ids", (ids % 2 == 0).astype(float), counts, p, "mass of even ids")
         results += _mean(case, "mean id", ids / (target.vocab - 1), counts, p, "mean id / (V - 1)")
+        results += _places(case, ids, counts, p) if target.vocab > SMALLEST_VOCAB else []
     return results + _temperature(case, target, counts)
+
+
+def _places(
+    case: Case, ids: NDArray[np.int64], counts: NDArray[np.int64], p: NDArray[np.float64]
+) -> list[TestResult]:
+    """What cells of neighbouring ids do not see, since it moves inside one: from place to place in a tile,
+    and from one tile to the next.
+    """
+    place = ids % TILE
+    seen = np.bincount(place, weights=counts).astype(np.int64)
+    even_tile = (ids // TILE % 2 == 0).astype(float)
+    return [
+        case.fit("id mod 128", chi_squared(seen, np.bincount(place, weights=p)), int(counts.sum())),
+        *_mean(case, "even tiles", even_tile, counts, p, "mass of even tiles"),
+    ]
 
 
 def _temperature(case: Case, target: Target, counts: NDArray[np.int64]) -> list[TestResult]:

@@ -101,7 +101,7 @@ def pool(expected: Floats, min_expected: float) -> NDArray[np.int64]:
 
 def near_the_law(expected: Floats) -> bool:
     """Whether the variance of Pearson's statistic over cells of these expectations [k] is so near 2 dof, that
-    of chi-squared, that right draws pass the law's value for p, down to 1e-7, at most 3.5 times as often.
+    of chi-squared, that right draws pass the law's value for p, down to 5e-8, at most 4 times as often.
 
     The variance is 2 dof + (sum 1/p - k^2 - 2k + 2) / n. The bound on it was found by convolving the exact
     laws of cells, and a test holds it.

@@ -136,6 +136,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "quick",
         faults.sampler(faults.counters_meet),
     ),
+    Mutant(
+        "seeds-meet", "seed + row as counter", "independence", "quick", faults.sampler(faults.seeds_meet)
+    ),
+    Mutant(
+        "seed-halved", "seeds s and s + 1 are one", "independence", "quick", faults.sampler(faults.seed_halved)
+    ),
     Mutant("mask-before-cap", "mask before soft-cap", "zero-mass", "quick", _CONTROL, faults.mask_before_cap),
     Mutant(
         "tile-edge",
@@ -145,6 +151,24 @@ MUTANTS: tuple[Mutant, ...] = (
         faults.sampler(faults.tile_edge),
         only=("flat",),
         vocabs=(512,),
+    ),
+    Mutant(
+        "lanes-moved",
+        "20 % of draws fall to the first 32 places of a tile",
+        "goodness",
+        "standard",
+        faults.sampler(faults.lanes_moved),
+        only=("flat",),
+        vocabs=(32_000,),
+    ),
+    Mutant(
+        "tiles-moved",
+        "25 % of the draws of odd tiles fall to the tile before",
+        "goodness",
+        "standard",
+        faults.sampler(faults.tiles_moved),
+        only=("flat",),
+        vocabs=(151_936,),
     ),
     Mutant(
         "coarse-ties",

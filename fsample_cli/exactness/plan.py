@@ -20,7 +20,7 @@ ONLINE_VOCAB = 12_288  # three of its blocks
 # slower, with 2^19 `grouped`.
 CPU_TAIL_VOCAB, CPU_CALL_LOGITS = 2048, 2**20
 LEVELS: tuple[Level, ...] = get_args(Level)
-P_VALUES = 200  # of one sampler, at most
+P_VALUES = 255  # of one sampler, at most
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ SIZES: dict[Level, Size] = {
 class OnGpu:
     """What a level draws on a GPU: `more` times what a CPU does, but for the tails."""
 
-    more: int
+    vocabs: tuple[int, ...]
+    more: float
     gaps: tuple[float, ...]
     tail_expected: float
     tail_logits: int
@@ -92,10 +93,26 @@ class OnGpu:
 # Samplers in use lose ever more of the tokens at gaps 15 to 19, and of 26 M draws none goes to those at 19; a
 # test that expects a dozen draws there passes them all. 2**34 logits expect 96 at gap 19, and take an H200
 # some 5 s for all gaps; 6e10 expect 45 at gap 21; 1.3e11 expect 13 at gap 23.
+EVERY_VOCAB = SIZES["deep"].vocabs
 ON_GPU: dict[Level, OnGpu] = {
-    "quick": OnGpu(25, (10.0, 13.0, 15.0, 17.0, 19.0, 40.0), 1000.0, 2**34),
-    "standard": OnGpu(30, (10.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0, 30.0, 40.0), 1000.0, 60_000_000_000),
-    "deep": OnGpu(8, SIZES["deep"].gaps, 1000.0, 130_000_000_000),
+    "quick": OnGpu(SIZES["quick"].vocabs, 25, (10.0, 13.0, 15.0, 17.0, 19.0, 40.0), 1000.0, 2**34),
+    "standard": OnGpu(
+        EVERY_VOCAB, 30, (10.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0, 30.0, 40.0), 1000.0, 60_000_000_000
+    ),
+    "deep": OnGpu(EVERY_VOCAB, 8, SIZES["deep"].gaps, 1000.0, 130_000_000_000),
+}
+# Samplers there that are no compiled kernel, such as `online` in plain torch, take a hundred times as long a
+# draw in calls of large vocabularies, and 15 s for 6e10 logits of a tail.
+TORCH_ON_GPU: dict[Level, OnGpu] = {
+    "quick": OnGpu(SIZES["quick"].vocabs, 1, SIZES["quick"].gaps, 60.0, SIZES["quick"].tail_logits),
+    "standard": OnGpu(
+        SIZES["standard"].vocabs,
+        1,
+        (10.0, 13.0, 15.0, 18.0, 21.0, 23.0, 30.0, 40.0),
+        1000.0,
+        60_000_000_000,
+    ),
+    "deep": OnGpu(EVERY_VOCAB, 0.2, SIZES["deep"].gaps, 1000.0, 60_000_000_000),
 }
 
 
@@ -154,33 +171,32 @@ def make_plan(
     samplers: int = 1,
 ) -> Plan:
     """The sizes of a level. A GPU draws about a hundred times more in the same time, but for samplers that
-    are no compiled kernel, such as `online` in plain torch: those get what a CPU gets.
+    are no compiled kernel.
 
     Level deep on a GPU is about 1.7e9 draws a sampler: calls of `max_rows` rows, which the host takes some
     200 us to launch.
     """
     on_gpu = device == "cuda"
     size = SIZES[level]
-    drawn = OnGpu(1, size.gaps, size.tail_expected, size.tail_logits)
-    if on_gpu and compiled:
-        drawn = ON_GPU[level]
-    more = drawn.more
+    drawn = OnGpu(size.vocabs, 1, size.gaps, size.tail_expected, size.tail_logits)
+    if on_gpu:
+        drawn = (ON_GPU if compiled else TORCH_ON_GPU)[level]
     return Plan(
         level=level,
         device=device,
         dtype=dtype,
         seed=seed,
         alpha=alpha,
-        vocabs=size.vocabs,
-        fit_draws=size.fit_draws * more,
-        fit_logits=size.fit_logits * more,
-        focus_draws=size.focus_draws * more,
+        vocabs=drawn.vocabs,
+        fit_draws=int(size.fit_draws * drawn.more),
+        fit_logits=int(size.fit_logits * drawn.more),
+        focus_draws=int(size.focus_draws * drawn.more),
         focus=size.focus,
         gaps=drawn.gaps,
         tail_vocab=512 if on_gpu else CPU_TAIL_VOCAB,
         tail_expected=drawn.tail_expected,
         tail_logits=drawn.tail_logits,
-        pair_draws=size.pair_draws * more,
+        pair_draws=int(size.pair_draws * drawn.more),
         samples=size.samples,
         call_logits=2**26 if on_gpu else CPU_CALL_LOGITS,
         real_logits=real_logits,

@@ -21,7 +21,7 @@ from fsample_cli.samplers.protocol import (
     Transform,
     whole_product,
 )
-from fsample_cli.samplers.seeding import mix
+from fsample_cli.samplers.seeding import call_seed
 
 INSTALL = "pip install flashinfer-python (it builds its kernels with nvcc and ninja on first use)"
 
@@ -86,7 +86,7 @@ class _OnLogits:
 
     def _pick(self, scaled: Tensor, seed: int, position: int) -> Tensor:
         """scaled [B, V] fp32, logits over the temperature -> ids [B] int32: widening would add a launch."""
-        word = mix(seed, position)
+        word = call_seed(seed, position)
         ids: Tensor
         if self.name.startswith("fi1"):
             ids = self._sampling.top_k_top_p_sampling_from_logits(

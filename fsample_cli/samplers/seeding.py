@@ -12,12 +12,16 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
-def mix(seed: int, position: int) -> int:
-    """63 bits that differ for every (seed, position) met in practice (splitmix64's finaliser)."""
-    word = (seed + (position + 1) * _GOLDEN) & _MASK
+def call_seed(seed: int, position: int) -> int:
+    """The one seed, 63 bits, of a sampler that knows no position: (seed + hash(position)) mod 2^63.
+
+    The seed itself is added, not hashed: so neighbouring seeds of a test reach the sampler as neighbours, and
+    one whose draws at s and s + 1 are tied is seen. The hash is splitmix64's finaliser.
+    """
+    word = ((position + 1) * _GOLDEN) & _MASK
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (word ^ (word >> 31)) >> 1
+    return (seed + (word ^ (word >> 31))) % 2**63
 
 
 def seed_default_generator(device: torch.device, seed: int, position: int) -> None:
@@ -30,6 +34,6 @@ def seed_default_generator(device: torch.device, seed: int, position: int) -> No
         if torch.cuda.is_current_stream_capturing():
             return
         index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(mix(seed, position))
+        torch.cuda.default_generators[index].manual_seed(call_seed(seed, position))
     else:
-        torch.default_generator.manual_seed(mix(seed, position))
+        torch.default_generator.manual_seed(call_seed(seed, position))

@@ -24,7 +24,7 @@ from torch import Tensor
 from fsample_cli.errors import InputError, UsageError
 from fsample_cli.interrupts import unwrapped
 from fsample_cli.samplers.protocol import IDENTITY, SamplerRaised, ShapeUnsupported, Transform
-from fsample_cli.samplers.seeding import mix
+from fsample_cli.samplers.seeding import call_seed
 
 SIGNATURE = "def function(hidden, weight, temperature, seed) -> ids"
 
@@ -69,7 +69,7 @@ class User:
         scaled = temperature / self._transform.logit_scale
         try:
             with unwrapped():
-                ids = self._function(hidden, weight, scaled, mix(seed, position))
+                ids = self._function(hidden, weight, scaled, call_seed(seed, position))
         except Exception as error:  # of any kind: the function is none of ours, and others' results stay
             raise SamplerRaised(self.name, _what(error)) from error
         if not isinstance(ids, Tensor):

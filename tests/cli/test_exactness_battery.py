@@ -247,7 +247,7 @@ def test_draws_grow_until_a_tail_expects_enough_or_the_budget_ends() -> None:
     for p_values, shown in ((500, True), (5000, False)):  # 11 expected: enough among 500, not among 5,000
         ended = tails.planned_draws(dataclasses.replace(plan, p_values=p_values), 11 / (2_000_000 // 512))[1]
         assert (ended == tails.MISSING_SHOWS) == shown
-    assert make_plan("deep", "cuda", torch.bfloat16, 0, 0.01, samplers=15).p_values == 3000
+    assert make_plan("deep", "cuda", torch.bfloat16, 0, 0.01, samplers=15).p_values == 15 * 255
     draws, why = tails.planned_draws(plan, 1e-9)
     assert (draws, why) == (2_000_000 // 512 // 20, "budget ended: only an excess shows")
 

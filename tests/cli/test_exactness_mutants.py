@@ -45,7 +45,7 @@ def test_every_fault_of_the_list_has_a_mutant() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_seen(mutant: Mutant) -> None:
-    _, seen = self_test.run("cpu", torch.float32, 11, 0.01, nothing, nothing, [mutant])
+    seen = self_test.seen(mutant, "cpu", torch.float32, 11, 0.01)
     assert seen.verdict == "pass", seen
     assert seen.broken or (seen.p_value is not None and seen.p_value < 0.01 / self_test.FAMILY)
 

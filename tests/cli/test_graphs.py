@@ -197,7 +197,7 @@ def test_nothing_is_seeded_while_a_graph_is_captured(monkeypatch: pytest.MonkeyP
     for capturing in (True, False):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
         seeding.seed_default_generator(torch.device("cuda", 0), 3, 4)
-    assert seeded == [seeding.mix(3, 4)]
+    assert seeded == [seeding.call_seed(3, 4)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fsample_cli.samplers.protocol import (
     Transform,
     TwoStage,
 )
-from fsample_cli.samplers.seeding import mix
+from fsample_cli.samplers.seeding import call_seed
 
 CPU = torch.device("cpu")
 
@@ -150,7 +150,7 @@ def test_only_separable_samplers_are_two_stage() -> None:
 
 
 def test_mixing_keeps_seeds_and_positions_apart() -> None:
-    words = {mix(seed, position) for seed in range(100) for position in range(100)}
+    words = {call_seed(seed, position) for seed in range(100) for position in range(100)}
     assert len(words) == 10_000 and max(words) < 2**63
 
 

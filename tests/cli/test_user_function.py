@@ -18,6 +18,16 @@ def right(hidden, weight, temperature, seed):
     p = torch.softmax(hidden.double() @ weight.double().T / temperature, 1)
     u = torch.rand(len(p), 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return torch.searchsorted(p.cumsum(1), u).clamp(max=p.shape[1] - 1)[:, 0]
+def by_row(hidden, weight, temperature, seed):
+    # row r has the noise of seed + r: that of row r + 1 one seed before
+    p = torch.softmax(hidden[:1].double() @ weight.double().T / temperature, 1)[0].cumsum(0)
+    counters = (seed + torch.arange(len(hidden))) * 0x5851F42D4C957F2D
+    for shift in (29, 32, 30):
+        counters = (counters ^ (counters >> shift & 0xFFFFFFFF)) * 0x2545F4914F6CDD1D
+    return torch.searchsorted(p, (counters >> 11 & (1 << 52) - 1) / 2.0**52).clamp(max=len(p) - 1)
+def odd(hidden, weight, temperature, seed):
+    # seeds 2 n and 2 n + 1 are one
+    return right(hidden, weight, temperature, seed | 1)
 def at_once(hidden, weight, temperature, seed):
     raise ValueError("boom\\nand more")
 def large_batches(hidden, weight, temperature, seed):
@@ -72,6 +82,19 @@ def test_verify_fails_the_one_that_raises_and_keeps_the_rest(
     assert by["at_once"][0]["note"] == f"{mine}:at_once raised ValueError: boom (us.py:{LINE})"
     verdicts = {row["case"]: row["verdict"] for row in by["large_batches"] if row["test"] == "rows"}
     assert verdicts == {**{f"B=4 row {k}": "pass" for k in range(4)}, "B=8 call": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("function", "broken"), [("right", set()), ("by_row", {"equal: seed+1 row-1"}), ("odd", {"equal: seed+1"})]
+)
+def test_neighbouring_seeds_reach_the_function(
+    fsample: Fsample, mine: Path, tmp_path: Path, function: str, broken: set[str]
+) -> None:
+    out = tmp_path / "verify.json"
+    done = fsample(*VERIFY, "--test", "independence", "--sampler", f"{mine}:{function}", "--output", out)
+    assert done.code == bool(broken), done.err
+    failed = {row["case"] for row in json.loads(out.read_text())["results"] if row["verdict"] == "fail"}
+    assert failed >= broken and bool(failed) == bool(broken)
 
 
 def test_verify_fails_one_that_returns_no_tensor_and_keeps_the_rest(
