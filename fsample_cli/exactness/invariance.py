@@ -40,7 +40,7 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         case = Case(TEST, subject, name)
         wrong = check(setting)
         results.append(case.rule("", wrong > 0, ROWS, f"{wrong} tokens differ", "share of wrong tokens"))
-    results.append(_samples_and_calls(subject, subject.library, plan))
+    results.append(samples_and_calls(subject, subject.library, plan))
     if subject.reference is not None:
         results.append(_implementation(subject, subject.reference, setting))
     if plan.device == "cuda":
@@ -125,7 +125,7 @@ def _samples(s: _Setting) -> int:
     return _differ(four, nine[:, :4]) + _differ(four[:, :1], s.plain)
 
 
-def _samples_and_calls(subject: Subject, library: Library, plan: Plan) -> TestResult:
+def samples_and_calls(subject: Subject, library: Library, plan: Plan) -> TestResult:
     """Four samples of a call are draws like those of four calls: their counts against the same target."""
     target = targets.skewed(512, plan.seed)
     case = Case(TEST, subject, f"4 samples a call, {target.name} V={target.vocab}")

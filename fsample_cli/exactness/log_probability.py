@@ -24,10 +24,10 @@ WRONG = "share of wrong values"
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
     """Mean log-probability of draws against -entropy; every value against float64 under all transforms."""
     assert subject.library is not None
-    return [*_entropy(subject, subject.library, plan), *_values(subject, subject.library, plan)]
+    return [*entropy(subject, subject.library, plan), *_values(subject, subject.library, plan)]
 
 
-def _entropy(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
+def entropy(subject: Subject, library: Library, plan: Plan) -> list[TestResult]:
     target = targets.skewed(512, plan.seed)
     case = Case(TEST, subject, f"{target.name} V={target.vocab}")
     rows = plan.rows(target.vocab, plan.pair_draws)

@@ -136,11 +136,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "quick",
         faults.sampler(faults.counters_meet),
     ),
+    Mutant("seeds-meet", "seed + row as counter", "independence", "quick", faults.sampler(faults.seeds_meet)),
     Mutant(
-        "seeds-meet", "seed + row as counter", "independence", "quick", faults.sampler(faults.seeds_meet)
-    ),
-    Mutant(
-        "seed-halved", "seeds s and s + 1 are one", "independence", "quick", faults.sampler(faults.seed_halved)
+        "seed-halved",
+        "seeds s and s + 1 are one",
+        "independence",
+        "quick",
+        faults.sampler(faults.seed_halved),
     ),
     Mutant("mask-before-cap", "mask before soft-cap", "zero-mass", "quick", _CONTROL, faults.mask_before_cap),
     Mutant(

@@ -2,40 +2,140 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fsample_cli.exactness import forms
 from fsample_cli.exactness.subject import Subject
+from fsample_kernels.types import SampleResult
+
+Floats = NDArray[np.float64]
 
 
 class Perfect:
-    """Inverse CDF on float64 sums, one generator for the whole life."""
+    """Inverse CDF on float64 sums; numpy's Philox makes the uniforms, keyed by seed and position.
 
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+    `library` takes the options of `fsample_kernels.sample` that the battery uses, and gives what they
+    promise: a row is its seed, position and allowed ids, whatever is beside it. The allowed ids enter the
+    counter, so shards that are drawn with one seed share nothing. `salt` tells one perfect sampler from
+    another.
+    """
 
-    def draw(self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
-        kinds, kind = hidden[:1], None
-        if bool((hidden != kinds).any()):
-            kinds, kind = torch.unique(hidden, dim=0, return_inverse=True)
-        logits = (kinds.double() @ weight.double().T).numpy() / temperature
-        if kind is None:
-            return torch.from_numpy(self.ids(logits[0], hidden.shape[0]))
-        ids = torch.empty_like(kind)
-        for number, y in enumerate(logits):
-            here = kind == number
-            ids[here] = torch.from_numpy(self.ids(y, int(here.sum())))
-        return ids
-
-    def ids(self, y: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
-        cumulative = np.exp(y - y.max()).cumsum()
-        u = self.rng.random(rows) * cumulative[-1]
-        return np.asarray(np.searchsorted(cumulative, u, side="right"), dtype=np.int64)
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
 
     def subject(self) -> Subject:
-        return Subject("perfect", self.draw, repeats=False)
+        return Subject("perfect", self.draw, library=self.library)
+
+    def draw(self, hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
+        return self.library(hidden, weight, temperature=temperature, seed=seed, position=position).ids[:, 0]
+
+    def library(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        *,
+        seed: int | Tensor,
+        position: int | Tensor,
+        temperature: float | Tensor = 1.0,
+        mask: Tensor | None = None,
+        num_samples: int = 1,
+        logit_scale: float = 1.0,
+        softcap: float | None = None,
+        logit_bias: Tensor | None = None,
+        vocab_size: int | None = None,
+        want_logprob: bool = False,
+        want_lse: bool = False,
+    ) -> SampleResult:
+        rows = len(hidden)
+        kinds, kind = _kinds(hidden, mask, temperature)
+        y = logit_scale * (hidden[kinds].double() @ weight.double().T)  # [C, V]
+        y = y if softcap is None else softcap * torch.tanh(y / softcap)
+        y = y if logit_bias is None else y + logit_bias.double()
+        y = y.masked_fill(~_allowed(mask, kinds, y.shape[1], vocab_size), -torch.inf)
+        degrees = torch.as_tensor(temperature, dtype=torch.float64).expand(rows)[kinds, None]
+        scaled = (y / torch.where(degrees > 0, degrees, 1.0)).numpy()
+        marks = [zlib.crc32(np.isfinite(row).tobytes()) for row in scaled]
+        u = self._uniforms(seed, position, [marks[c] for c in kind.tolist()], num_samples)  # [B, K]
+        top = scaled.max(1, initial=-1e300, keepdims=True)
+        cumulative = np.exp(scaled - top).cumsum(1)
+        ids = np.empty((rows, num_samples), dtype=np.int64)
+        for c, edges in enumerate(cumulative):
+            here = kind.numpy() == c
+            if edges[-1] == 0:
+                ids[here] = -1
+            elif float(degrees[c]) == 0:
+                ids[here] = scaled[c].argmax()
+            else:
+                ids[here] = np.searchsorted(edges, u[here] * edges[-1], side="right")
+        drawn = torch.from_numpy(ids)
+        lse = torch.from_numpy(top[:, 0] + np.log(np.maximum(cumulative[:, -1], 1e-300)))  # [C]
+        lse[torch.from_numpy(cumulative[:, -1]) == 0] = -torch.inf
+        of_ids = torch.from_numpy(scaled)[kind[:, None], drawn.clamp(min=0)]
+        return SampleResult(
+            drawn,
+            (of_ids - lse[kind, None]).float().clamp(max=0) if want_logprob else None,
+            lse[kind].float() if want_lse else None,
+            None,
+            "numpy",
+        )
+
+    def _uniforms(
+        self, seed: int | Tensor, position: int | Tensor, marks: list[int], num_samples: int
+    ) -> Floats:
+        """[B, K]. A seed or position of its own is a row's stream; otherwise rows follow in one."""
+        rows = len(marks)
+        seeds, positions = (torch.as_tensor(value) for value in (seed, position))
+        if seeds.dim() or positions.dim():
+            keys = zip(seeds.expand(rows).tolist(), positions.expand(rows).tolist(), marks, strict=True)
+            return np.array([[self._stream(*key, k).random() for k in range(num_samples)] for key in keys])
+        u = np.empty((rows, num_samples))
+        of_row = np.array(marks)
+        for mark in set(marks):
+            here = of_row == mark
+            for k in range(num_samples):
+                u[here, k] = self._stream(int(seeds), int(positions), mark, k).random(rows)[here]
+        return u
+
+    def _stream(self, seed: int, position: int, mark: int, sample: int) -> np.random.Generator:
+        key = np.array([seed % 2**64, position], dtype=np.uint64)
+        counter = np.array([0, mark, sample, self.salt], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def _kinds(hidden: Tensor, mask: Tensor | None, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [C] that stand for all, and which of them each row [B] is like."""
+    by_row = (mask is not None and mask.dim() == 2 and mask.stride(0) != 0) or (
+        isinstance(temperature, Tensor) and temperature.dim() == 1
+    )
+    every = torch.arange(len(hidden))
+    if by_row:
+        return every, every
+    if bool((hidden == hidden[:1]).all()):
+        return every[:1], torch.zeros_like(every)
+    _, kind = torch.unique(hidden, dim=0, return_inverse=True)
+    first = torch.full((int(kind.max()) + 1,), len(hidden)).scatter_reduce(0, kind, every, "amin")
+    return first, kind
+
+
+def _allowed(mask: Tensor | None, kinds: Tensor, vocab: int, vocab_size: int | None) -> Tensor:
+    """bool [C, V] or [1, V]."""
+    within = (torch.arange(vocab) < (vocab if vocab_size is None else vocab_size))[None]
+    if mask is None:
+        return within
+    rows = mask if mask.dim() == 2 else mask[None].expand(int(kinds.max()) + 1, -1)
+    return within & (rows[kinds] if mask.dtype == torch.bool else forms.unpack(rows[kinds], vocab))
+
+
+def is_continuous(key: tuple[str, str], p_values: list[float]) -> bool:
+    """Whether a case's p-values over many runs are uniform, or so finely discrete as to seem it; the largest
+    correlation's are a bound.
+    """
+    return len(set(p_values)) > 0.5 * len(p_values) and "correlation" not in key[1]
 
 
 def _by_row(

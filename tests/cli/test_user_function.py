@@ -85,7 +85,8 @@ def test_verify_fails_the_one_that_raises_and_keeps_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("function", "broken"), [("right", set()), ("by_row", {"equal: seed+1 row-1"}), ("odd", {"equal: seed+1"})]
+    ("function", "broken"),
+    [("right", set()), ("by_row", {"equal: seed+1 row-1"}), ("odd", {"equal: seed+1"})],
 )
 def test_neighbouring_seeds_reach_the_function(
     fsample: Fsample, mine: Path, tmp_path: Path, function: str, broken: set[str]
