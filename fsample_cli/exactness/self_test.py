@@ -13,8 +13,8 @@ from fsample_cli.exactness.mutants import MUTANTS, Mutant, control
 from fsample_cli.exactness.plan import make_plan
 from fsample_cli.exactness.result import TestResult
 
-# More p-values than a run of our three algorithms has at any level (about 740 at deep): a fault counts as seen
-# only if it would be in such a run.
+# More p-values than a run of our three algorithms has at any level (about 740 at deep): a fault counts as
+# seen only if it would be in such a run.
 FAMILY = 750
 
 
