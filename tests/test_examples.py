@@ -114,11 +114,17 @@ def test_real_model_writes_sane_text_and_files_the_command_reads(tmp_path: Path)
     shown = run("real_model.py", "--folder", str(tmp_path), "--tokens", "8", "--states", "16")
     greedy = next(line for line in shown.splitlines() if "France" in line)
     assert "capital" in greedy.partition("The capital of France is")[2] or "Paris" in greedy
-    from fsample_cli.checkpoint import find_head, load_states
+    from fsample_cli.checkpoint import find_head, load_head, load_states
 
     head = find_head(tmp_path / "lm-head")
     assert (head.vocab, head.hidden, head.dtype) == (262_144, 640, "bf16")
     states = load_states(tmp_path / "states.safetensors", "fp32", "cpu")
     assert states.shape == (16, 640) and torch.isfinite(states).all()
+    logits = states.double() @ load_head(head, "fp32", "cpu").double().T  # [16, V]
+    ranked = logits[torch.special.entr(logits.softmax(1)).sum(1).argsort(descending=True)]
+    columns = load_head(find_head(tmp_path / "logits"), "fp32", "cpu")  # [V, 16]
+    one_hot = load_states(tmp_path / "logits" / "states.safetensors", "fp32", "cpu")  # [16, 16]
+    flat_peaked = [rank for pair in zip(range(8), range(15, 7, -1), strict=True) for rank in pair]
+    assert torch.equal(one_hot @ columns.T, ranked[flat_peaked].bfloat16().float())
     shards = run("tensor_parallel.py", str(tmp_path / "lm-head"), ranks=2).splitlines()
     assert len(shards) == 6 and len({line.partition(", ")[2] for line in shards}) == 3  # the ranks agree
