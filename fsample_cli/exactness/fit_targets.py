@@ -35,6 +35,8 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         draws = plan.budget(target.vocab)
         if target.vocab == 512 and target.name in plan.focus:
             draws = plan.focus_draws
+        elif target.name.startswith(targets.REAL):
+            draws = max(draws, plan.real_draws)
         elif target.vocab > SMALLEST_VOCAB and target.name == "peaked":
             draws = plan.few(target.vocab)  # two-scale has its shape
         elif target.vocab >= SMALLEST_VOCAB and (target.temperature != 1 or target.name == "masked"):

@@ -93,6 +93,8 @@ class OnGpu:
 # Samplers in use lose ever more of the tokens at gaps 15 to 19, and of 26 M draws none goes to those at 19; a
 # test that expects a dozen draws there passes them all. 2**34 logits expect 96 at gap 19, and take an H200
 # some 5 s for all gaps; 6e10 expect 45 at gap 21; 1.3e11 expect 13 at gap 23.
+# Of a row of a model's logits: there are few of them, and they are what users draw from.
+REAL_ON_GPU: dict[Level, int] = {"quick": 50_000, "standard": 1_000_000, "deep": 5_000_000}
 EVERY_VOCAB = SIZES["deep"].vocabs
 ON_GPU: dict[Level, OnGpu] = {
     "quick": OnGpu(SIZES["quick"].vocabs, 25, (10.0, 13.0, 15.0, 17.0, 19.0, 40.0), 1000.0, 2**34),
@@ -141,6 +143,7 @@ class Plan:
     only: tuple[str, ...] = ()  # names of targets to keep in the goodness tests; all when empty
     p_values: int = 500  # that the whole run is expected to have
     real_logits: tuple[NDArray[np.float64], ...] = field(default=())
+    real_draws: int = 0  # for each of them, where that is more than the budget of its vocabulary
 
     def rows(self, vocab: int, draws: int) -> int:
         """Rows of one call."""
@@ -200,6 +203,7 @@ def make_plan(
         samples=size.samples,
         call_logits=2**26 if on_gpu else CPU_CALL_LOGITS,
         real_logits=real_logits,
+        real_draws=REAL_ON_GPU[level] if on_gpu and compiled else 0,
         p_values=max(500, P_VALUES * samplers),
     )
 

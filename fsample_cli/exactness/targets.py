@@ -15,6 +15,7 @@ from torch import Tensor
 from fsample_cli.exactness.goodness_of_fit import softmax64
 
 Floats = NDArray[np.float64]
+REAL = "real "  # begins the names of rows of a model's logits
 HIDDEN = 16  # D: a row of 16-bit values then has the 32 bytes that tensor-map loads ask for
 
 
@@ -124,4 +125,4 @@ def one_against_many(vocab: int, gap: float) -> Target:
 
 def real(logits: ArrayLike, number: int = 0) -> Target:
     """One row of a model's logits [V], rounded to bf16."""
-    return Target(f"real {number}", to_bf16(logits))
+    return Target(f"{REAL}{number}", to_bf16(logits))

@@ -281,6 +281,15 @@ def test_draws_grow_until_a_tail_expects_enough_or_the_budget_ends() -> None:
     assert (draws, why) == (2_000_000 // 512 // 20, "budget ended: only an excess shows")
 
 
+def test_rows_of_a_model_get_draws_of_their_own_on_a_gpu() -> None:
+    assert make_plan("standard", "cuda", torch.bfloat16, 0, 0.01).real_draws == 1_000_000
+    assert make_plan("standard", "cpu", torch.bfloat16, 0, 0.01).real_draws == 0
+    plan = dataclasses.replace(small(), real_logits=(np.zeros(600),), only=("real 0",))
+    for real_draws, least in ((0, 2000), (5000, 5000)):
+        found = fit_targets.run(Perfect(0).subject(), dataclasses.replace(plan, real_draws=real_draws))
+        assert found and all(least <= result.draws < 2 * least for result in found)
+
+
 def test_every_target_is_exact_in_16_bits_and_normalised() -> None:
     for level in LEVELS[:2]:
         for target in fit_targets.all_targets(make_plan(level, "cpu", torch.float32, 3, 0.01)):

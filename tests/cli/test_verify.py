@@ -161,7 +161,7 @@ def test_real_logits_are_a_target_of_the_battery(fsample: Fsample, tmp_path: Pat
         "--device", "cpu", "--format", "json",
     )  # fmt: skip
     assert done.code == 0, done.out + done.err
-    assert any(row["case"].startswith("real 1 V=600") for row in strict(done.out)["results"])
+    assert any(row["case"].startswith("real 3 V=600") for row in strict(done.out)["results"])
 
 
 def test_a_sampler_that_cannot_run_here_is_named_with_the_next_step(fsample: Fsample) -> None:
