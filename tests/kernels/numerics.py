@@ -71,7 +71,7 @@ def log2_error(total: Tensor, got: Tensor) -> float:
 
 
 def softcap_error(y: Tensor, got: Tensor, cap: float) -> tuple[float, float]:
-    """Of cap tanh(y / cap), |y| >= 2^-60: the largest error, in 2^-24 of its own size and in 2^-24 of the cap."""
+    """Of cap tanh(y / cap), |y| >= 2^-60: the largest error, in 2^-24 of its size and in 2^-24 of the cap."""
     exact = cap * torch.tanh(y.double() / cap)
     off = (got.double() - exact).abs()
     return float((off / exact.abs()).max()) * 2.0**24, float(off.max()) / cap * 2.0**24

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fsample_kernels import block_draw, chunks, noise
 from fsample_kernels.types import Problem
-from tests.kernels import bisection, numerics, stage_kernels
+from tests.kernels import bisection, numerics, races, stage_kernels
 
 MakeProblem = Callable[..., Problem]
 Say = Callable[[str], None]
@@ -77,8 +77,8 @@ def test_a_faulty_draw_breaks_the_claim() -> None:
         bisection.assert_claim(x, bisection.measures(member))
 
 
-# What follows yields neighbourhoods of ends and branch points, and evenly spaced arguments; or all there are, in
-# chunks that stay in the caches.
+# What follows yields neighbourhoods of ends and branch points, and evenly spaced arguments; or all there are,
+# in chunks that stay in the caches.
 def words32() -> Iterator[Tensor]:
     """Both ends, the neighbours of 2**-6, and every 256th of the 2**32 words."""
     if EVERY_WORD:
@@ -187,6 +187,11 @@ class TestInterpreted:
 
     def test_the_law_of_the_exponential(self) -> None:
         assert_law(lambda words: stage_kernels.log2_exponentials(words, False, "cpu"), 2.0**-18, 1023, 15)
+
+    @pytest.mark.parametrize("rank", [True, False], ids=["rank", "group"])
+    def test_a_rank_and_a_group_win_at_their_rate(self, rank: bool, say: Say) -> None:
+        found = races.assert_race(*races.kernel_race(-40.0, rank, False), 2.0**-18)
+        say(f"a {'rank' if rank else 'group'} of 2^-40 beside 1, interpreter: {found}")
 
     def test_log2_of_the_exponential(self) -> None:
         found = []

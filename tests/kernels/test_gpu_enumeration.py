@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels import bisection, numerics, stage_kernels
+from tests.kernels import bisection, numerics, races, stage_kernels
 
 pytestmark = pytest.mark.gpu
 maths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "exact"])
@@ -52,6 +52,14 @@ def test_the_law_of_the_exponential(fast: bool, say: Say) -> None:
         assert off < 2.0**-14 + 2.0 ** (k - 63), (k, off)
         worst = max(worst, off if k <= 44 else 0.0)
     say(f"P(E < 2^-k), {maths_of(fast)}: off by {worst:.2g} relative at most, down to 2^-44")
+
+
+@pytest.mark.parametrize("side", ["rank, exact", "group, exact", "group, fast"])
+@pytest.mark.parametrize("gap", [0.0, -20.0, -40.0, -44.0])
+def test_a_rank_and_a_group_win_at_their_rate(gap: float, side: str, say: Say) -> None:
+    """The lighter of two, of mass 2**gap, from all the words of either: 1 %, beside any one word 2**-14."""
+    wins, ratio = races.kernel_race(gap, side.startswith("rank"), side.endswith("fast"))
+    say(f"a {side}, of 2^{gap:g} beside 1: {races.assert_race(wins, ratio, 2.0**-14, 'cuda')}")
 
 
 @maths
