@@ -80,12 +80,14 @@ def test_a_faulty_draw_breaks_the_claim() -> None:
 # What follows yields neighbourhoods of ends and branch points, and evenly spaced arguments; or all there are,
 # in chunks that stay in the caches.
 def words32() -> Iterator[Tensor]:
-    """Both ends, the neighbours of 2**-6, and every 256th of the 2**32 words."""
+    """Both ends, the neighbours of 2**-6 and of E = 4, where errors are most ulps; every 256th word."""
     if EVERY_WORD:
         yield from (torch.arange(first, first + CHUNK) for first in range(0, 1 << 32, CHUNK))
         return
     near = torch.arange(1 << 16)
-    yield from (near, (1 << 32) - 1 - near, (1 << 26) - (1 << 15) + near)
+    yield from (near, (1 << 32) - 1 - near)
+    four = round(-math.expm1(-4.0) * 2**32)
+    yield from (edge - (1 << 15) + near for edge in (1 << 26, four))
     yield from (torch.arange(1 << 22) * 1024 + first for first in (77, 333, 589, 845))
 
 
@@ -133,7 +135,8 @@ def test_log2_of_the_exponential_on_the_cpu(say: Say) -> None:
         f"log2 E of {COUNT} 32-bit words, CPU: {worst.series:.2f} below u = 2^-6, "
         f"{worst.middle:.2f} to 1 - 2^-6, {worst.near_one:.2f} above; {worst.of_budget:.2f} of the budget"
     )
-    assert worst.of_budget <= 1 and worst.series <= 4 and worst.middle <= 4, worst
+    # at E = 4 the rounding of u alone is up to 5 ulps of log2 E
+    assert worst.of_budget <= 1 and worst.series <= 2 and worst.middle <= 8, worst
 
 
 def test_exp2_on_the_cpu(say: Say) -> None:

@@ -70,16 +70,18 @@ def test_online_takes_over_with_all_words_of_its_own(
     bisection.assert_claim(torch.tensor([torch.tensor(masses[:-1]).exp2().sum().log2(), masses[-1]]), measure)
 
 
-@pytest.mark.parametrize(
-    "gap, first", [(0.0, True), (0.0, False), (-40.0, True), (-40.0, False), (-44.0, True)]
-)
-def test_a_group_wins_at_its_rate(gap: float, first: bool, monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
-    """From the logits to the ids of `sample_logits`: two groups of a block, of which two are empty."""
-    light, heavy = (0, 1) if first else (1, 0)
-    logits = torch.full((128,), -INF)
-    logits[[2 * light, 2 * light + 1]] = gap * math.log(2)
-    logits[[2 * heavy, 2 * heavy + 1]] = 0.0
-    ratio = math.exp(float(logits[2 * light]))
+# GroupDraws compares groups of two blocks, draw_in_block those of one.
+@pytest.mark.parametrize("other", [4, 1], ids=["of two blocks", "of one block"])
+@pytest.mark.parametrize("gap, first", [(0.0, True), (-40.0, False), (-44.0, True)])
+def test_a_group_wins_at_its_rate(
+    gap: float, first: bool, other: int, monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
+    """From the logits to the ids of `sample_logits`; two groups have mass, each at its members 0 and 1."""
+    light, heavy = (0, other) if first else (other, 0)
+    logits = torch.full((256,), -INF)
+    for group, y in ((light, gap * math.log(2)), (heavy, 0.0)):
+        logits[noise.id_of(torch.tensor(group), torch.arange(2))] = y
+    ratio = math.exp(torch.tensor(gap * math.log(2)).float().item())
 
     def wins(heavier: races.Halves, lighter: races.Halves) -> Tensor:
         races.serve(monkeypatch, noise.GROUP, {heavy: heavier, light: lighter})
