@@ -60,6 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Writes a line of what was found into the log of a run, passed or not."""
+
+    def line(text: str) -> None:
+        with capsys.disabled():
+            print(f"\nulps: {text}")
+
+    return line
+
+
+@pytest.fixture
 def make_problem() -> Callable[..., Problem]:
     """Build a `Problem` from sizes: make_problem(B, V, D, dtype=..., device=..., **fields of Problem)."""
 

@@ -1,7 +1,8 @@
-"""How far log2 E of a 32-bit word may be from float64, and how far it is, in ulps."""
+"""How far the functions of a draw are from float64, in ulps, and how far log2 E of a 32-bit word may be."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -57,3 +58,32 @@ def errors(u: Tensor, log2: Tensor, words: Tensor, fast: bool) -> Errors:
 
 def largest(found: list[Errors]) -> Errors:
     return Errors(*(max(values) for values in zip(*found, strict=True)))
+
+
+def exp2_error(x: Tensor, got: Tensor) -> float:
+    """Of 2^x, x in [-126, 0]: the largest relative error, in units of 2^-23."""
+    return float((got.double() / torch.exp2(x.double()) - 1).abs().max()) * 2.0**23
+
+
+def log2_error(total: Tensor, got: Tensor) -> float:
+    """Of log2 of a group's total: the largest absolute error, in units of 2^-22."""
+    return float((got.double() - torch.log2(total.double())).abs().max()) * 2.0**22
+
+
+def softcap_error(y: Tensor, got: Tensor, cap: float) -> tuple[float, float]:
+    """Of cap tanh(y / cap), |y| >= 2^-60: the largest error, in 2^-24 of its size and in 2^-24 of the cap."""
+    exact = cap * torch.tanh(y.double() / cap)
+    off = (got.double() - exact).abs()
+    return float((off / exact.abs()).max()) * 2.0**24, float(off.max()) / cap * 2.0**24
+
+
+def floats(first: int, stop: int, step: int = 1) -> Tensor:
+    """The fp32 values of the bit patterns first, first + step, ... below stop."""
+    bits = torch.arange(first, stop, step)
+    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+
+
+def neighbours(points: Iterable[float], reach: int) -> Tensor:
+    """The fp32 values up to `reach` steps from each of the points (fp32 values, none of them 0)."""
+    centre = torch.tensor(list(points), dtype=torch.float32).view(torch.int32)[:, None]
+    return (centre + torch.arange(-reach, reach + 1, dtype=torch.int32)).flatten().view(torch.float32)

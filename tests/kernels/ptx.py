@@ -1,8 +1,8 @@
 """A straight-line PTX kernel, evaluated: what NVIDIA's compiler was handed, without a GPU.
 
 The interpreter of Triton and a CPU round every product; LLVM may contract it with the sum it goes into. fp32
-arithmetic is correctly rounded here, as the PTX manual has it for fma, mul, add and sub; ex2.approx is the
-exact value, rounded. Subnormal numbers are kept also where an instruction says .ftz.
+arithmetic is correctly rounded here, as the PTX manual has it for fma, mul, add and sub; ex2.approx and
+lg2.approx are the exact value, rounded. Subnormal numbers are kept also where an instruction says .ftz.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ OPERATIONS: dict[str, Operation] = {
     "ex2.approx.f32": lambda a: np.exp2(np.float64(a)).astype(f32),
     "ex2.approx.ftz.f32": lambda a: np.exp2(np.float64(a)).astype(f32),
     "fma.rn.f32": fma,
+    "lg2.approx.ftz.f32": lambda a: np.log2(np.float64(real(a))).astype(f32),
     "mad.wide.s32": lambda a, b, c: a * b + c,
     "max.f32": np.fmax,
     "min.f32": np.fmin,
@@ -78,6 +79,7 @@ OPERATIONS: dict[str, Operation] = {
     "setp.le.f32": lambda a, b: a <= b,
     "setp.lt.f32": lambda a, b: a < b,
     "setp.lt.s32": lambda a, b: a < b,
+    "setp.num.f32": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
     "shl.b16": lambda a, b: (a << b) & 0xFFFF,
     "shl.b32": lambda a, b: (a << b) & 0xFFFFFFFF,
     "shr.u32": lambda a, b: a >> b,
@@ -113,8 +115,8 @@ class Kernel:
                 raise ValueError(f"a product must be by a power of two or an fma, got {name} {operands}")
 
     def run(self, threads: int, arguments: list[Array | int | f32]) -> Array:
-        """What the kernel stores to its last array, by thread: int [threads]. Arguments that are arrays are
-        read at their addresses."""
+        """What the kernel stores to its last array, by thread: int [threads], of fp32 the bits. Arguments
+        that are arrays are read at their addresses."""
         i = np.arange(threads)
         known: dict[str, Array] = {"%tid.x": i % self._block, "%ctaid.x": i // self._block}
         stored = np.zeros(threads, np.int64)
@@ -137,7 +139,7 @@ class Kernel:
                 assert isinstance(array, np.ndarray)
                 known[target] = array[(address & ((1 << ARRAY_BITS) - 1)) // array.itemsize]
             elif name.startswith("st.global"):
-                stored[:] = known[operands[1]]
+                stored[:] = bits(known[operands[1]])
             else:
                 known[target] = np.asarray(OPERATIONS[name](*map(value, operands)))
         return stored

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fsample_kernels.ops import device, epilogue
+from fsample_kernels.ops import device, epilogue, pick_rank
 from tests.kernels.bisection import split
 
 BLOCK = 1024
@@ -33,6 +33,23 @@ def exponential_kernel(high_ptr, low_ptr, out_ptr, count, FAST: tl.constexpr, N:
     high = tl.load(high_ptr + i, mask=mask, other=0).to(tl.uint32)
     low = tl.load(low_ptr + i, mask=mask, other=0).to(tl.uint32)
     tl.store(out_ptr + i, device.log2_exponential(device.uniform64(high, low), FAST), mask=mask)
+
+
+@triton.jit
+def race_kernel(
+    mass, high_ptr, low_ptr, out_ptr, count, RANK: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr
+):
+    """Scores of a rank of log-mass `mass`, or of a group of mass 2^mass * 1.75."""
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    mask = i < count
+    high = tl.load(high_ptr + i, mask=mask, other=0).to(tl.uint32)
+    low = tl.load(low_ptr + i, mask=mask, other=0).to(tl.uint32)
+    value = tl.full((N,), 0.0, tl.float32) + mass
+    if RANK:
+        score = pick_rank.rank_score(value, high, low)
+    else:
+        score = device.group_score(value, tl.full((N,), 1.75, tl.float32), high, low, FAST)
+    tl.store(out_ptr + i, score, mask=mask)
 
 
 @triton.jit
@@ -71,6 +88,15 @@ def log2_exponentials(words: list[int], fast: bool, where: str) -> list[float]:
     out = torch.full((len(words),), torch.nan, device=where)
     exponential_kernel[(triton.cdiv(len(words), BLOCK),)](high, low, out, len(words), fast, BLOCK)
     return out.tolist()
+
+
+def race_scores(mass: float, high: Tensor, low: Tensor, rank: bool, fast: bool) -> Tensor:
+    """Scores [n] fp32 of the words' halves (int64 [n]): of a rank of log-mass `mass` (fp32), or of a group of
+    mass 2^mass * 1.75.
+    """
+    out = torch.full((len(high),), torch.nan, device=high.device)
+    race_kernel[(triton.cdiv(len(high), BLOCK),)](mass, high, low, out, len(high), rank, fast, BLOCK)
+    return out
 
 
 def stages32(first: int, count: int, fast: bool, where: str) -> tuple[Tensor, Tensor]:

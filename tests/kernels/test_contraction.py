@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fsample_kernels.ops.compiling import FUSE
-from tests.kernels import bisection, ptx, stage_kernels
+from tests.kernels import bisection, ptx, races, stage_kernels
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
@@ -27,13 +28,13 @@ TYPES = {
     "x_ptr": "*fp32", "high_ptr": "*i64", "low_ptr": "*i64", "out_ptr": "*i32", "count": "i32",
     "scale": "fp32",
 }  # fmt: skip
+RACE_TYPES = {"mass": "fp32", "high_ptr": "*i64", "low_ptr": "*i64", "out_ptr": "*fp32", "count": "i32"}
 
 
-def compiled(fast: bool, folder: Path) -> ptx.Kernel:
-    constants = {"FAST": fast, "N": BLOCK}
+def compiled(function: Any, types: dict[str, str], constants: dict[str, int], folder: Path) -> ptx.Kernel:
     source = ASTSource(
-        fn=stage_kernels.member_kernel,
-        signature=TYPES | dict.fromkeys(constants, "constexpr"),
+        fn=function,
+        signature=types | dict.fromkeys(constants, "constexpr"),
         constexprs=constants,
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +46,8 @@ def compiled(fast: bool, folder: Path) -> ptx.Kernel:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fast", "exact"])
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ptx.Kernel:
-    return compiled(request.param, tmp_path_factory.mktemp("triton"))
+    constants = {"FAST": request.param, "N": BLOCK}
+    return compiled(stage_kernels.member_kernel, TYPES, constants, tmp_path_factory.mktemp("triton"))
 
 
 def members(kernel: ptx.Kernel, x: torch.Tensor, words: list[int], scale: float = 1.0) -> list[int]:
@@ -117,3 +119,17 @@ def test_a_product_that_ptxas_could_contract_is_refused() -> None:
         ptx.Kernel(
             ".entry k() {\nmul.f32 %r1, %r2, %r3;\nneg.f32 %r4, %r1;\nadd.f32 %r5, %r2, %r4;\nret;\n}", BLOCK
         )
+
+
+@pytest.mark.parametrize("gap", [0.0, -40.0])
+def test_a_group_wins_at_its_rate(gap: float, tmp_path: Path) -> None:
+    """By fast maths; the exact logarithm of libdevice branches, which `ptx` does not evaluate."""
+    constants = {"RANK": False, "FAST": True, "N": BLOCK}
+    kernel = compiled(stage_kernels.race_kernel, RACE_TYPES, constants, tmp_path)
+
+    def score(mass: float, words: races.Halves) -> torch.Tensor:
+        high, low = (half.numpy() for half in words)
+        found = kernel.run(len(high), [np.float32(mass), high, low, np.zeros(0), len(high)])
+        return torch.from_numpy(found.astype(np.uint32).view(np.float32))
+
+    races.assert_race(lambda heavy, light: score(gap, light) > score(0.0, heavy), 2.0**gap, 2.0**-18)

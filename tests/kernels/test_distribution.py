@@ -41,6 +41,27 @@ def test_distribution(algorithm: Noise, temperature: float) -> None:
 
 
 @algorithms
+def test_sampled_rows_beside_greedy_ones(algorithm: Noise) -> None:
+    """Temperatures 0, 1, 0, 0.7 over 32,000 ids, with logits of exactly 0 and of -inf."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(4, 32_000, generator=generator) - 3
+    logits[:, ::7], logits[:, 5::11] = 0.0, -torch.inf
+    logits[:, 17_000:17_012] = torch.linspace(9, 4, 12)
+    temperature = torch.tensor([0.0, 1.0, 0.0, 0.7])
+    ids = sample_logits(
+        logits,
+        temperature=temperature,
+        seed=12,
+        num_samples=300 if algorithm == "element" else 1_500,
+        noise=algorithm,
+    ).ids
+    assert (ids[[0, 2]] == 17_000).all()
+    for row, own, other in ((1, 1.0, 0.7), (3, 0.7, 1.0)):
+        assert goodness_of_fit(ids[row], torch.softmax(logits[row].double() / own, 0)) > 1e-4
+        assert goodness_of_fit(ids[row], torch.softmax(logits[row].double() / other, 0)) < 1e-8
+
+
+@algorithms
 def test_noise_has_the_right_sign(algorithm: Noise) -> None:
     logits = torch.full((128,), -30.0)
     logits[:3] = torch.tensor([0.7, 0.2, 0.1]).log()
@@ -52,9 +73,10 @@ def test_noise_has_the_right_sign(algorithm: Noise) -> None:
 @algorithms
 def test_flat_logits_favour_no_half(algorithm: Noise) -> None:
     """Scores kept in 16 bits would tie, and ties go to low ids: 0.508 instead of 0.500 (sd 0.002)."""
-    draws = 4_000 if algorithm == "element" else 60_000
-    ids = sample_logits(torch.zeros(1, 8192), seed=2, num_samples=draws, noise=algorithm).ids
-    assert abs((ids < 4096).double().mean().item() - 0.5) < 4 * 0.5 / draws**0.5
+    # a word an id: many draws of a small vocabulary, whose halves are the runs of 128 that are compared
+    vocab, draws = (256, 300_000) if algorithm == "element" else (8192, 60_000)
+    ids = sample_logits(torch.zeros(1, vocab), seed=2, num_samples=draws, noise=algorithm).ids
+    assert abs((ids < vocab // 2).double().mean().item() - 0.5) < 4 * 0.5 / draws**0.5
     assert abs((ids % 2 == 0).double().mean().item() - 0.5) < 4 * 0.5 / draws**0.5
 
 

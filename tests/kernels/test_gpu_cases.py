@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from fsample_kernels import sample, sample_logits
-from fsample_kernels.types import Implementation, Noise
+from fsample_kernels.noise import row_streams
+from fsample_kernels.oracle import Oracle
+from fsample_kernels.testing import explain
+from fsample_kernels.types import Implementation, Noise, Problem
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
@@ -69,17 +72,96 @@ def test_masked_ids_among_a_million_rows(kernel: Implementation, noise: Noise) -
     assert int(wrong) == 0
 
 
+@noises
 @pytest.mark.parametrize("samples", [1, 5])
-def test_both_halves_of_a_flat_vocabulary(kernel: Implementation, samples: int) -> None:
+def test_both_halves_of_a_flat_vocabulary(kernel: Implementation, samples: int, noise: Noise) -> None:
     """Winners of tiles kept in 16 bits would tie, and the earlier one then always win: 0.508."""
     hidden, weight = exact(torch.zeros(151_936), 4000)
     low = torch.zeros((), dtype=torch.int64, device=GPU)
     for position in range(50 // samples):
         ids = sample(
-            hidden, weight, seed=2, position=position, num_samples=samples, implementation=kernel
+            hidden,
+            weight,
+            seed=2,
+            position=position,
+            num_samples=samples,
+            noise=noise,
+            implementation=kernel,
         ).ids
         low += ids.lt(151_936 // 2).sum()
     assert abs(int(low) / 200_000 - 0.5) < 4 * 0.5 / math.sqrt(200_000)
+
+
+@pytest.mark.parametrize(("rows", "vocab", "samples"), [(4096, 151_936, 8)])
+def test_more_words_than_32_bits_number(
+    kernel: Implementation, make_problem: Callable[..., Problem], rows: int, vocab: int, samples: int
+) -> None:
+    """A word an id, 5e9 in one call, at the last position. Flat logits: the ids are those of the best words.
+
+    No numbering of the words is cut: the row of word 2**32 and the last have the oracle's ids, and rows
+    repeat no others', which would cost distinct ids.
+    """
+    hidden, weight = exact(torch.zeros(vocab), rows)
+    seed, position = (1 << 64) - 5, (1 << 32) - 1
+    ids = sample(
+        hidden,
+        weight,
+        seed=seed,
+        position=position,
+        num_samples=samples,
+        noise="element",
+        implementation=kernel,
+    ).ids
+    checked = torch.tensor([0, 1, (1 << 32) // (vocab * samples) % rows, rows - 2, rows - 1], device=GPU)
+    fields = {"hidden": hidden[checked], "weight": weight, "num_samples": samples, "noise": "element"}
+    problem = make_problem(len(checked), 1, 16, seed=seed, position=position, vocab_size=vocab, **fields)
+    oracle = Oracle(problem)
+    oracle.streams = row_streams(seed, position, rows, checked.device).take(checked)
+    want, got = oracle.result().ids, ids[checked]
+    for row, k in (got != want).nonzero().tolist():  # scores that rounding makes equal
+        assert explain(oracle, row, k, int(got[row, k]), int(want[row, k]), 0.0).explained, (row, k)
+    load = ids.numel() / vocab
+    distinct, expected = len(torch.unique(ids)), vocab * -math.expm1(-load)
+    deviation = math.sqrt(vocab * math.exp(-load) * (1 - (1 + load) * math.exp(-load)))
+    assert abs(distinct - expected) < 5 * deviation, (distinct, expected)
+
+
+@noises
+@pytest.mark.parametrize("samples", [50_000])
+def test_sampled_rows_beside_greedy_ones(kernel: Implementation, noise: Noise, samples: int) -> None:
+    """Temperatures 0, 1, 0, 0.7 over 32,000 ids, some at exactly 0, some masked: chi-squared, solo runs."""
+    logits = torch.randn(32_000, generator=torch.Generator().manual_seed(4)) - 3
+    logits[::7] = 0.0
+    logits[17_000:17_200] = torch.linspace(9, 4, 200)
+    allowed = torch.arange(32_000, device=GPU) % 11 != 5
+    hidden, weight = exact(logits, 4)
+    seeds = torch.tensor([5, 6, 7, 8], device=GPU)
+    temperature = torch.tensor([0.0, 1.0, 0.0, 0.7], device=GPU)
+
+    def draw(rows: slice) -> Tensor:
+        return sample(
+            hidden[rows],
+            weight,
+            temperature=temperature[rows],
+            seed=seeds[rows],
+            num_samples=samples,
+            mask=allowed,
+            noise=noise,
+            implementation=kernel,
+        ).ids
+
+    ids = draw(slice(0, 4))
+    y = weight[:, 0].double().masked_fill(~allowed, -torch.inf)
+    assert (ids[[0, 2]] == y.argmax()).all()
+    for row in (1, 3):
+        assert torch.equal(draw(slice(row, row + 1))[0], ids[row])
+        expected = torch.softmax(y / temperature[row].double(), 0) * samples
+        counts = torch.bincount(ids[row], minlength=32_000).double()
+        assert (counts[~allowed] == 0).all()
+        large = expected >= 10
+        cells, wanted = (torch.cat([of[large], of[~large].sum()[None]]) for of in (counts, expected))
+        statistic, freedom = float(((cells - wanted).square() / wanted).sum()), len(cells) - 1
+        assert statistic <= freedom + 6 * math.sqrt(2 * freedom), (row, statistic, freedom)
 
 
 def test_greedy_ids_are_those_of_a_float64_product(kernel: Implementation) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from fsample_kernels import sample
+from fsample_kernels import sample, sample_logits
 from fsample_kernels.ops import lm_head_sample, logits_sample
 from fsample_kernels.ops.arguments import Launch
 from fsample_kernels.ops.reduce_candidates import reduce_candidates
@@ -181,6 +181,29 @@ def test_the_first_call_of_a_thread(make_problem: MakeProblem) -> None:
     with ThreadPoolExecutor(1) as executor:
         ids = executor.submit(lambda: lm_head_sample.run(problem).ids).result()
     assert torch.equal(ids, lm_head_sample.run(problem).ids)
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    """Both are named, whichever is the first, and so for a tensor beside the head."""
+    hidden, weight = torch.zeros(2, 16, device="cuda"), torch.zeros(300, 16, device="cuda")
+    allowed = torch.ones(16, dtype=torch.bool, device="cuda")
+    calls: list[tuple[Callable[[], SampleResult], str, str]] = [
+        (lambda: sample(hidden.cpu(), weight), "cpu", "cuda:0"),
+        (lambda: sample(hidden, weight.cpu()), "cuda:0", "cpu"),
+        (lambda: sample(hidden, weight, head_bias=torch.zeros(300)), "cuda:0", "cpu"),
+        (lambda: sample_logits(hidden, logit_bias=torch.zeros(16)), "cuda:0", "cpu"),
+        (lambda: sample_logits(hidden.cpu(), mask=allowed), "cpu", "cuda:0"),
+    ]
+    for call, first, second in calls:
+        with pytest.raises(ValueError, match=f"first argument, {first}, got {second}"):
+            call()
+
+
+@pytest.mark.multi_gpu
+def test_a_head_and_rows_on_two_gpus_are_refused() -> None:
+    hidden, weight = torch.zeros(2, 16, device="cuda:0"), torch.zeros(300, 16, device="cuda:1")
+    with pytest.raises(ValueError, match="first argument, cuda:0, got cuda:1"):
+        sample(hidden, weight)
 
 
 @pytest.mark.multi_gpu

@@ -17,6 +17,12 @@ LOG2_E = tl.constexpr(noise.LOG2_E)
 RANK_DOMAIN = tl.constexpr(noise.RANK << 24)
 
 
+@triton.jit
+def rank_score(lse, r0, r1):
+    """Gumbel-max score of a rank in base 2."""
+    return lse * LOG2_E - log2_exponential(uniform64(r0, r1), False)
+
+
 @triton.jit(
     do_not_specialize=[
         "num_rows", "num_samples", "seed_stride", "seed_low", "seed_high", "position_stride", "position",
@@ -61,7 +67,7 @@ def pick_rank_kernel(
         r0, r1, _, _ = philox(
             unit.to(tl.uint32, bitcast=True), step, counter.to(tl.uint32, bitcast=True), word, key0, key1
         )
-        score = lse * LOG2_E - log2_exponential(uniform64(r0, r1), False)
+        score = rank_score(lse, r0, r1)
         if greedy_ptr is not None:
             score = tl.where(tl.load(greedy_ptr + rows * greedy_stride, mask=live, other=0) != 0, lse, score)
         rank = tl.where(score > best, r, rank)
