@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -35,15 +35,14 @@ def nested() -> Tensor:
 
 
 # Of no argument a value, of no type either, and tensors whose values lie in no memory as they are
-RUBBISH = st.sampled_from(
-    [
-        None, "", "1", b"1", object(), [], {}, (), [1.0], 1j, math.nan, True, -1, 0.5, print, numpy.zeros(2),
-        numpy.zeros((2, 2)), 10**400, torch.zeros(2, 2), torch.zeros(0), torch.zeros(2, 3, 4), torch.float32,
-        nested(), torch.zeros(2, 8).to_sparse(), torch.zeros(2, 8, dtype=torch.uint8).view(torch.bits8),
-        torch.zeros(2, 8, device="meta"), torch.zeros((), device="meta", dtype=torch.int64),
-        torch.complex(torch.zeros(2, 8), -torch.ones(2, 8)).conj().imag, torch._efficientzerotensor((2, 8)),
-    ]
-)  # fmt: skip
+VALUES: list[Any] = [
+    None, "", "1", b"1", object(), [], {}, (), [1.0], 1j, math.nan, True, -1, 0.5, print, numpy.zeros(2),
+    numpy.zeros((2, 2)), 10**400, torch.zeros(2, 2), torch.zeros(0), torch.zeros(2, 3, 4), torch.float32,
+    nested(), torch.zeros(2, 8).to_sparse(), torch.zeros(2, 8, dtype=torch.uint8).view(torch.bits8),
+    torch.zeros(2, 8, device="meta"), torch.zeros((), device="meta", dtype=torch.int64),
+    torch.complex(torch.zeros(2, 8), -torch.ones(2, 8)).conj().imag, torch._efficientzerotensor((2, 8)),
+]  # fmt: skip
+RUBBISH = st.sampled_from(VALUES)
 
 
 class Call(NamedTuple):
@@ -259,6 +258,20 @@ def calls(
         place = tensors if name in tensors else options
         place[name] = draw(RUBBISH | st.sampled_from(WRONG[name]))
     return Call(tensors, options, broken)
+
+
+def each_alone(
+    plain: Call, names: Iterable[str], wrong: dict[str, list[Any]] = WRONG
+) -> Iterator[tuple[Call, bool]]:
+    """A good call with one argument spoiled at a time, and whether it has to be refused.
+
+    Chance leaves out a rule that one value of one argument shows; these calls show each.
+    """
+    for name in sorted(names):
+        for number, value in enumerate([*wrong[name], *VALUES]):
+            tensors, options = dict(plain.tensors), dict(plain.options)
+            (tensors if name in tensors else options)[name] = value
+            yield Call(tensors, options, frozenset({name})), number < len(wrong[name])
 
 
 def check_refusal(message: str, call: Call) -> None:

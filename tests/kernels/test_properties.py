@@ -19,7 +19,15 @@ from fsample_kernels import api, sample, sample_logits
 from fsample_kernels.oracle import Oracle
 from fsample_kernels.testing import assert_ids_in_range, assert_same_ids, assert_same_rows, logit_error
 from fsample_kernels.types import Problem, SampleResult
-from tests.kernels.any_arguments import PROFILE, Call, calls, check_refusal
+from tests.kernels.any_arguments import (
+    HEAD_OPTIONS,
+    OPTIONS,
+    PROFILE,
+    Call,
+    calls,
+    check_refusal,
+    each_alone,
+)
 
 
 @PROFILE
@@ -32,6 +40,15 @@ def test_sample(call: Call) -> None:
 @given(calls(head=False))
 def test_sample_logits(call: Call) -> None:
     event(check(sample_logits, call))
+
+
+def test_each_wrong_value_alone() -> None:
+    head = Call({"hidden": torch.randn(2, 8), "weight": torch.randn(9, 8)}, {"seed": 1}, frozenset())
+    for call, wrong in each_alone(head, {*head.tensors, *HEAD_OPTIONS}):
+        assert check(sample, call) == "refused" or not wrong, call
+    logits = Call({"logits": torch.randn(2, 9)}, {"seed": 1}, frozenset())
+    for call, wrong in each_alone(logits, {"logits", *OPTIONS}):
+        assert check(sample_logits, call) == "refused" or not wrong, call
 
 
 def check(function: Callable[..., SampleResult], call: Call) -> str:

@@ -20,14 +20,17 @@ from fsample_kernels import distributed, noise, sample
 from fsample_kernels.distributed import Merged, merge_log_mass
 from fsample_kernels.types import SampleResult
 from tests.kernels.any_arguments import (
+    HEAD_OPTIONS,
     MERGE_WRONG,
     PROFILE,
     RUBBISH,
     SHARD_OPTIONS,
+    VALUES,
     WRONG,
     Call,
     calls,
     check_refusal,
+    each_alone,
     per_row,
     position,
     seed,
@@ -66,6 +69,14 @@ def merges(draw: Callable[..., Any]) -> Call:
 @given(merges())
 def test_merge_log_mass(call: Call) -> None:
     event(check_merge(merge_log_mass, call))
+
+
+def test_each_wrong_value_of_a_merge_alone() -> None:
+    tensors = {"ids": torch.arange(6).view(2, 3, 1), "lse": torch.zeros(2, 3)}
+    for call, wrong in each_alone(
+        Call(tensors, {"seed": 1, "position": 0, "greedy": False}, frozenset()), MERGE_WRONG, MERGE_WRONG
+    ):
+        assert check_merge(merge_log_mass, call) == "refused" or not wrong, call
 
 
 def check_merge(function: Callable[..., Merged], call: Call) -> str:
@@ -158,6 +169,13 @@ def test_distributed_sample(call: Call) -> None:
     event(check_one_rank(distributed.sample, call))
 
 
+@pytest.mark.usefixtures("group")
+def test_each_wrong_value_of_a_rank_alone() -> None:
+    plain = Call({"hidden": torch.randn(2, 8), "weight": torch.randn(9, 8)}, {"seed": 1}, frozenset())
+    for call, wrong in each_alone(plain, {*plain.tensors, *HEAD_OPTIONS, *SHARD_OPTIONS}):
+        assert check_one_rank(distributed.sample, call) == "refused" or not wrong, call
+
+
 def check_one_rank(function: Callable[..., SampleResult], call: Call) -> str:
     """Beside `test_sample`: a group of one rank draws what `sample` draws, and refuses what it refuses."""
     own = {name: value for name, value in call.options.items() if name in SHARD_OPTIONS}
@@ -168,8 +186,8 @@ def check_one_rank(function: Callable[..., SampleResult], call: Call) -> str:
         got = function(hidden, weight, **own, **shared)
     except ValueError as error:
         blamed = {"weight_shard" if name == "weight" else name for name in call.broken}
-        if own.get("exchange") in ("candidates", "p2p", "p2p_after"):
-            blamed.add("exchange")  # with noise="online"
+        if "exchange" in own:
+            blamed.add("exchange")  # "candidates" does not go with noise="online"
         check_refusal(str(error), call._replace(broken=frozenset(blamed)))
         if "exchange" not in str(error) and not call.broken & set(SHARD_OPTIONS):
             with pytest.raises(ValueError):
@@ -187,11 +205,9 @@ def check_one_rank(function: Callable[..., SampleResult], call: Call) -> str:
 
 
 @pytest.mark.usefixtures("group")
-@PROFILE
-@given(RUBBISH | st.sampled_from(WRONG["group"]))
-def test_distributed_check(value: Any) -> None:
-    if value is None:
-        distributed.check(value)
-        return
-    with pytest.raises(ValueError, match="^group must"):
-        distributed.check(value)
+def test_distributed_check() -> None:
+    distributed.check(None)
+    for value in [*VALUES, *WRONG["group"]]:
+        if value is not None:
+            with pytest.raises(ValueError, match="^group must"):
+                distributed.check(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -27,13 +29,14 @@ from tests.kernels.any_arguments import (
     MERGE_WRONG,
     OPTIONS,
     PROFILE,
-    RUBBISH,
     SHARD_OPTIONS,
+    VALUES,
     WARM_OPTIONS,
     WRONG,
     Call,
     calls,
     check_refusal,
+    each_alone,
 )
 
 
@@ -50,6 +53,17 @@ def test_warm_up_logits(call: Call) -> None:
     event(check_warm(warm_up_logits, call))
 
 
+def test_each_wrong_value_of_a_warm_up_alone() -> None:
+    head = Call({"weight": torch.randn(9, 8)}, {"max_batch": 2}, frozenset())
+    for call, wrong in each_alone(head, {"weight", *HEAD_OPTIONS, *WARM_OPTIONS}):
+        # Of these another number of rows is another example.
+        wrong &= not call.broken & {"temperature", "seed", "position", "logit_bias", "mask"}
+        assert check_warm(warm_up, call) == "refused" or not wrong, call
+    logits = Call({"logits": torch.randn(2, 9)}, {"max_batch": 2}, frozenset())
+    for call, wrong in each_alone(logits, {"logits", *OPTIONS, *WARM_OPTIONS}):
+        assert check_warm(warm_up_logits, call) == "refused" or not wrong, call
+
+
 def check_warm(function: Callable[..., object], call: Call) -> str:
     try:
         found = function(**call.tensors, **call.options)
@@ -60,29 +74,27 @@ def check_warm(function: Callable[..., object], call: Call) -> str:
     return "ready"
 
 
-@PROFILE
-@given(RUBBISH | st.sampled_from([1, 3, numpy.int64(2), *WRONG["workers"]]))
-def test_compile_only(workers: Any) -> None:
-    number = isinstance(workers, (int, numpy.int64)) and not isinstance(workers, bool) and workers >= 1
-    if workers is None or number:
-        with fsample_kernels.compile_only(workers) as found:
-            assert list(found) == []
-        return
-    with pytest.raises(ValueError, match="^workers must"):
-        fsample_kernels.compile_only(workers)
+def test_compile_only() -> None:
+    for workers in [*VALUES, 1, 3, numpy.int64(2), *WRONG["workers"]]:
+        number = isinstance(workers, (int, numpy.int64)) and not isinstance(workers, bool) and workers >= 1
+        if workers is None or number:
+            with fsample_kernels.compile_only(workers) as found:
+                assert list(found) == []
+        else:
+            with pytest.raises(ValueError, match="^workers must"):
+                fsample_kernels.compile_only(workers)  # at the call, before any `with`
 
 
-@PROFILE
-@given(RUBBISH | st.booleans() | st.sampled_from([3, 0, 1, numpy.bool_(True), "x"]))
-def test_checked(on: Any) -> None:
+def test_checked() -> None:
     before = guard.active()
-    if on is True or on is False:
-        with fsample_kernels.checked(on):
-            assert guard.active() is on
-    else:
-        with pytest.raises(ValueError, match="^on must be True or False"):
-            fsample_kernels.checked(on)
-    assert guard.active() is before
+    for on in [*VALUES, False, 3, 0, numpy.bool_(True), "x"]:
+        if on is True or on is False:
+            with fsample_kernels.checked(on):
+                assert guard.active() is on
+        else:
+            with pytest.raises(ValueError, match="^on must be True or False"):
+                fsample_kernels.checked(on)  # at the call, before any `with`
+        assert guard.active() is before
 
 
 JSON = st.recursive(
@@ -149,18 +161,40 @@ def test_load_table(file: Path, content: bytes) -> None:
 
 
 @PROFILE
-@given(
-    RUBBISH
-    | st.text(max_size=3)
-    | st.sampled_from(["/", ".", "\0", "a\0", "\ud800", "/dev/zero", "x" * 5000])
-)
-def test_load_table_from_what_is_no_table(source: Any) -> None:
+@given(st.text(max_size=3))
+def test_load_table_from_a_name(name: str) -> None:
+    check_source(name)
+
+
+def test_load_table_from_what_is_no_table(tmp_path: Path) -> None:
+    folder, missing = tmp_path, tmp_path / "missing.json"
+    for source in [
+        *VALUES,
+        "\0",
+        "a\0",
+        "\ud800",
+        "/dev/zero",
+        "x" * 5000,
+        folder,
+        str(folder),
+        missing,
+        ".",
+    ]:
+        check_source(source)
+
+
+def check_source(source: Any) -> None:
+    """None is no table; what is no path at all is an error of `source`, a folder or a device of the table."""
     try:
         count = load_table(source)
     except ValueError as error:
-        assert re.match("(source|table) ", str(error)), error
+        is_path = isinstance(source, Path) or (
+            isinstance(source, str) and re.fullmatch(r"[^\0\ud800]+", source)
+        )
+        assert str(error).startswith("table " if is_path else "source must be the path of a table"), error
+        assert "\n" not in str(error)
     except OSError:
-        assert isinstance(source, str)  # the name of no file
+        assert isinstance(source, (str, Path)) and str(source) != "/dev/zero" and not os.path.isdir(source)
     else:
         assert source is None and count == 0
 
