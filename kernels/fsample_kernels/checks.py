@@ -11,8 +11,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .noise import MAX_POSITION, MAX_ROWS
+
 HALF_OR_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 FLOATING = (*HALF_OR_SINGLE, torch.float64)
+MAX_SAMPLES = 1 << 32  # a sample's number is a word of the noise's counter
+LONGEST = 200  # characters of a value in a message
 
 Choice = TypeVar("Choice")
 
@@ -50,8 +54,64 @@ def matrix(name: str, tensor: Tensor) -> None:
     check_tensor(name, tensor)
     if tensor.dim() != 2:
         raise ValueError(f"{name} must have two dimensions, got {shape_of(tensor)}; reshape it first")
+    with_data(name, tensor)
+
+
+def with_data(name: str, tensor: Tensor) -> None:
     if tensor.device.type == "meta":
         raise ValueError(f"{name} must be a tensor with data, got one on the meta device; load it first")
+
+
+def batch_size(num_rows: int) -> None:
+    """The row's number shares a word of the noise's counter."""
+    if num_rows > MAX_ROWS:
+        raise ValueError(
+            f"the batch must have at most 2**24 rows, got B = {num_rows}; split it over several calls"
+        )
+
+
+def seed_bits(value: int | Tensor, rows: Tensor, num_rows: int) -> int | Tensor:
+    """A seed that is given: its 64 bits as an unsigned number, or int64 0-d or [B]."""
+    if isinstance(value, Tensor):
+        per_row("seed", value, rows, num_rows, (torch.int64,))
+        return value
+    return seed_word(value)
+
+
+def seed_word(value: int) -> int:
+    """The 64 bits of a seed, as an unsigned number."""
+    word = integer("seed", value)
+    if not -(2**63) <= word < 2**64:
+        raise ValueError(f"seed must fit 64 bits, in [-2**63, 2**64), got {shown(word)}; reduce it mod 2**64")
+    return word % 2**64
+
+
+def steps(value: int | Tensor, rows: Tensor, num_rows: int) -> int | Tensor:
+    """A position: a number, or int64 0-d or [B]."""
+    if isinstance(value, Tensor):
+        per_row("position", value, rows, num_rows, (torch.int32, torch.int64))
+        return value.to(torch.int64)
+    return step_number(value)
+
+
+def step_number(value: int) -> int:
+    """Check a position that is a number."""
+    step = integer("position", value)
+    if not 0 <= step < MAX_POSITION:
+        raise ValueError(
+            f"position must be in [0, 2**32), got {shown(step)}; start a new seed instead of wrapping"
+        )
+    return step
+
+
+def sample_count(value: int) -> int:
+    """Check num_samples."""
+    samples = integer("num_samples", value)
+    if not 0 <= samples <= MAX_SAMPLES:
+        raise ValueError(
+            f"num_samples must be in [0, 2**32], got {shown(samples)}; 0 returns an empty result"
+        )
+    return samples
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -109,34 +169,45 @@ def finite(value: object) -> float | None:
 def integer(name: str, value: object) -> int:
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
-    raise ValueError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
+    raise ValueError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})")
 
 
 def number(name: str, value: object) -> float:
     found = finite(value)
     if found is None:
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
     return found
 
 
 def single(name: str, value: object) -> float:
     found = number(name, value)
     if not is_fp32(found):
-        raise ValueError(f"{name} must be finite in fp32, got {value!r}")
+        raise ValueError(f"{name} must be finite in fp32, got {shown(value)}")
     return found
 
 
 def flag(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
-    raise ValueError(f"{name} must be True or False, got {value!r}")
+    raise ValueError(f"{name} must be True or False, got {shown(value)}")
 
 
 def one_of(name: str, value: object, choices: tuple[Choice, ...]) -> Choice:
     for choice in choices:
         if isinstance(value, str) and choice == value:  # an array would be compared entry by entry
             return choice
-    raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+    raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value in one line of a message. Of a tensor its form alone: its values may be on a GPU."""
+    if isinstance(value, Tensor):
+        return f"a tensor with {value.dim()} dimensions, {dtype_name(value.dtype)}"
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # of an int with more digits than Python converts
+        return f"one of very many digits ({type(value).__name__})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def shape_of(tensor: Tensor) -> str:
@@ -152,5 +223,5 @@ def either(options: Sequence[object]) -> str:
 
 
 def first_few(values: Sequence[object]) -> str:
-    shown = ", ".join(map(repr, values[:5]))
-    return f"[{shown}{', ...' if len(values) > 5 else ''}]"
+    some = ", ".join(map(shown, values[:5]))
+    return f"[{some}{', ...' if len(values) > 5 else ''}]"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import buffers, reference
-from .checks import dtype_name, first_few, shape_of
+from .checks import dtype_name, first_few, flag, shape_of
 from .chunks import device_of
 from .noise import MAX_POSITION
 from .types import Problem, SampleResult
@@ -28,8 +28,7 @@ class CheckError(RuntimeError):
     """A checked call returned what the contract of `sample` rules out: a fault of fsample."""
 
 
-@contextlib.contextmanager
-def checked(on: bool = True) -> Iterator[None]:
+def checked(on: bool = True) -> contextlib.AbstractContextManager[None]:
     """Within it, on this thread, every call is checked: of `sample`, `sample_logits`, `distributed.sample`.
 
     Where the environment variable FSAMPLE_CHECK is 1 when the first call is made, the calls of all threads
@@ -47,8 +46,9 @@ def checked(on: bool = True) -> Iterator[None]:
     With `distributed.sample` switch it on in every rank. Each checks what itself has, after the exchange.
 
     Raises:
-        ValueError: as an unchecked call, and for a bad value on the device, in a capture, and for a value of
-            FSAMPLE_CHECK other than 1, 0 and nothing.
+        ValueError: at once, where `on` is neither True nor False. Of a call within it: as an unchecked call,
+            and for a bad value on the device, in a capture, and for a value of FSAMPLE_CHECK other than 1, 0
+            and nothing.
         CheckError: anything else does not hold; names implementation, row, sample and value.
 
     Example:
@@ -60,6 +60,11 @@ def checked(on: bool = True) -> Iterator[None]:
         ...
         ValueError: temperature must be finite and 0 or above, got [-1.0] in rows [0]; correct the tensor
     """
+    return _checked(flag("on", on))
+
+
+@contextlib.contextmanager
+def _checked(on: bool) -> Iterator[None]:
     token = _chosen.set(on)
     try:
         with buffers.watched(None):

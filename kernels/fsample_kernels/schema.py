@@ -40,10 +40,10 @@ def refusal(
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, Tensor))):
                 checks.number(name, value)
         if seed is not None and not isinstance(seed, Tensor):
-            validation.seed_word(seed)
+            checks.seed_word(seed)
         if not isinstance(position, Tensor):
-            validation.step_number(position)
-        validation.sample_count(num_samples)
+            checks.step_number(position)
+        checks.sample_count(num_samples)
         if vocab_size is not None:
             validation.id_bound(vocab_size, *columns)
         for name, value in flags:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checks import shown
 from .types import Implementation, Problem
 
 SCHEMA = 2
@@ -47,15 +48,30 @@ def load_table(source: str | Path | None) -> int:
         The number of entries.
 
     Raises:
-        ValueError: the file is none that `fsample tune` writes; names the file, the field and the rule.
-        OSError: the file cannot be read.
+        ValueError: source is no path of a file (a folder, "", another type); or the file is none that
+            `fsample tune` writes: names the file, the field and the rule.
+        OSError: the file is not there, or cannot be read.
 
     Example:
         >>> from fsample_kernels import load_table
         >>> load_table(None)
         0
     """
-    return use(() if source is None else read(Path(source)))
+    return use(() if source is None else read(_path(source)))
+
+
+def _path(source: str | Path) -> Path:
+    """Check what was given as a path, not yet what lies there."""
+    try:
+        known = isinstance(source, (str, Path)) and source != "" and b"\0" not in os.fsencode(source)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        known = False
+    if not known:
+        raise ValueError(
+            f"source must be the path of a table, as `fsample tune` writes it, got {shown(source)}; None is "
+            "for the built-in choices"
+        )
+    return Path(source)
 
 
 def use(entries: Iterable[Entry]) -> int:
@@ -67,9 +83,11 @@ def use(entries: Iterable[Entry]) -> int:
 
 def read(file: Path) -> list[Entry]:
     """The entries of a file, checked. Raises ValueError, OSError."""
+    if file.exists() and not file.is_file():  # reading a pipe or a device need not end
+        raise ValueError(f"table {file} must be a file, got a folder or device; `fsample tune` writes one")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of JSON, of its text, of a number too long, too deep
         raise ValueError(f"table {file} must be JSON: {error}; `fsample tune` writes one") from None
     if not isinstance(data, dict) or (data.get("kind"), data.get("schema")) != ("table", SCHEMA):
         raise ValueError(
@@ -84,17 +102,19 @@ def read(file: Path) -> list[Entry]:
 def _entry(row: Any, where: str) -> Entry:
     names = ("architecture", "vocab", "hidden", "dtype", "largest_batch", "choice", "config")
     if not isinstance(row, dict) or set(names) - set(row):
-        raise ValueError(f"{where} must be an object with {', '.join(names)}, got {row!r}")
+        raise ValueError(f"{where} must be an object with {', '.join(names)}, got {shown(row)}")
     entry = Entry(**{name: row[name] for name in names})
     if entry.choice not in CHOICES:
-        raise ValueError(f"{where}: choice must be one of {', '.join(CHOICES)}, got {entry.choice!r}")
+        raise ValueError(f"{where}: choice must be one of {', '.join(CHOICES)}, got {shown(entry.choice)}")
     for name in ("architecture", "dtype"):
         if not isinstance(row[name], str):
-            raise ValueError(f"{where}: {name} must be a string, got {row[name]!r}; `fsample tune` writes it")
+            raise ValueError(
+                f"{where}: {name} must be a string, got {shown(row[name])}; `fsample tune` writes it"
+            )
     for name in ("vocab", "hidden", "largest_batch"):
         value = row[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{where}: {name} must be an integer, 1 or more, got {value!r}")
+            raise ValueError(f"{where}: {name} must be an integer, 1 or more, got {shown(value)}")
     if entry.config is not None:
         _check_config(entry, where)
     return entry
@@ -110,16 +130,18 @@ def _check_config(entry: Entry, where: str) -> None:
     if entry.choice != "hopper" or not isinstance(config, dict) or set(config) != wanted:
         raise ValueError(
             f"{where}: config is for choice 'hopper' and has the fields {', '.join(sorted(wanted))}, "
-            f"got {config!r}; tune again with this version"
+            f"got {shown(config)}; tune again with this version"
         )
     for name, value in config.items():
         least = 0 if name in ("rows1", "in_flight") else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{where}: config {name} must be an integer, {least} or more, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
+            raise ValueError(
+                f"{where}: config {name} must be an integer, {least} or more, below 2**31, got {shown(value)}"
+            )
     broken = why_not(HopperConfig(**config), entry.largest_batch, entry.hidden)
     if broken:
         raise ValueError(
-            f"{where}: config cannot run: {broken}; got {config!r}; "
+            f"{where}: config cannot run: {broken}; got {shown(config)}; "
             "tune again, or give null for the built-in one"
         )
 

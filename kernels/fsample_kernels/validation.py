@@ -17,6 +17,7 @@ from .bias_forms import LogitBias, split_logit_bias
 from .checks import (
     FLOATING,
     HALF_OR_SINGLE,
+    batch_size,
     bias_tensor,
     check_tensor,
     dtype_name,
@@ -28,10 +29,13 @@ from .checks import (
     one_of,
     per_row,
     same_device,
+    sample_count,
+    seed_bits,
     shape_of,
+    shown,
     single,
+    steps,
 )
-from .noise import MAX_POSITION, MAX_ROWS
 from .types import MIN_TEMPERATURE, Implementation, Math, Noise, Problem
 
 MAX_COLUMNS = 2**31 - 4096  # kernels count ids in 32 bits, past the last of a tile too
@@ -161,10 +165,7 @@ def _problem(
         raise ValueError(
             f"{source} must hold at most 2**31 - 4096 tokens, got V = {num_columns}; pass fewer of them"
         )
-    if num_rows > MAX_ROWS:
-        raise ValueError(
-            f"the batch must have at most 2**24 rows, got B = {num_rows}; split it over several calls"
-        )
+    batch_size(num_rows)
     bound = id_bound(vocab_size, num_columns, source)
     if head_bias is not None:
         bias_tensor("head_bias", head_bias, rows, [(held,)])
@@ -173,7 +174,7 @@ def _problem(
     scale, samples = single("logit_scale", logit_scale), sample_count(num_samples)
     if softcap is not None and not SOFTCAPS[0] <= number("softcap", softcap) <= SOFTCAPS[1]:
         raise ValueError(
-            f"softcap must be above 0, in [2**-126, 2**126], got {softcap}; "
+            f"softcap must be above 0, in [2**-126, 2**126], got {shown(softcap)}; "
             "leave it out (None) for no soft-cap"
         )
     return Problem(
@@ -182,7 +183,7 @@ def _problem(
         logits=logits,
         temperature=_temperature(temperature, rows, num_rows),
         seed=_seed(seed, rows, num_rows),
-        position=_position(position, rows, num_rows),
+        position=steps(position, rows, num_rows),
         num_samples=samples,
         head_bias=head_bias,
         logit_scale=scale,
@@ -206,7 +207,7 @@ def id_bound(vocab_size: int | None, num_columns: int, source: str) -> int:
     bound = num_columns if vocab_size is None else integer("vocab_size", vocab_size)
     if not 1 <= bound <= num_columns:
         raise ValueError(
-            f"vocab_size must be in [1, V] with V = {num_columns} (from {source}), got {bound}; "
+            f"vocab_size must be in [1, V] with V = {num_columns} (from {source}), got {shown(bound)}; "
             "it is the number of ids that may be drawn"
         )
     return bound
@@ -218,12 +219,12 @@ def _temperature(value: float | Tensor, rows: Tensor, num_rows: int) -> float | 
         return value.to(torch.float32).expand(num_rows)
     given = number("temperature", value)
     if not given >= 0:
-        raise ValueError(f"temperature must be 0 (greedy) or above, got {value}")
+        raise ValueError(f"temperature must be 0 (greedy) or above, got {shown(value)}")
     # Rounded to fp32, as a tensor's entries are: a number and a tensor of it draw the same tokens.
     single = ctypes.c_float(given).value
     if math.isinf(single):
         raise ValueError(
-            f"temperature must be finite in fp32, got {value}; for a flat draw use logit_scale=0"
+            f"temperature must be finite in fp32, got {shown(value)}; for a flat draw use logit_scale=0"
         )
     return single if single >= MIN_TEMPERATURE else 0.0
 
@@ -232,41 +233,7 @@ def _seed(value: int | Tensor | None, rows: Tensor, num_rows: int) -> int | Tens
     if value is None:
         # The device's own generator: torch.manual_seed rules it, and a captured CUDA graph advances it.
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=rows.device)
-    if isinstance(value, Tensor):
-        per_row("seed", value, rows, num_rows, (torch.int64,))
-        return value
-    return seed_word(value)
-
-
-def seed_word(value: int) -> int:
-    """The 64 bits of a seed, as an unsigned number."""
-    word = integer("seed", value)
-    if not -(2**63) <= word < 2**64:
-        raise ValueError(f"seed must fit 64 bits, in [-2**63, 2**64), got {word}; reduce it mod 2**64")
-    return word % 2**64
-
-
-def _position(value: int | Tensor, rows: Tensor, num_rows: int) -> int | Tensor:
-    if isinstance(value, Tensor):
-        per_row("position", value, rows, num_rows, (torch.int32, torch.int64))
-        return value.to(torch.int64)
-    return step_number(value)
-
-
-def step_number(value: int) -> int:
-    """Check a position that is a number."""
-    step = integer("position", value)
-    if not 0 <= step < MAX_POSITION:
-        raise ValueError(f"position must be in [0, 2**32), got {step}; start a new seed instead of wrapping")
-    return step
-
-
-def sample_count(value: int) -> int:
-    """Check num_samples."""
-    samples = integer("num_samples", value)
-    if not 0 <= samples <= 1 << 32:
-        raise ValueError(f"num_samples must be in [0, 2**32], got {samples}; 0 returns an empty result")
-    return samples
+    return seed_bits(value, rows, num_rows)
 
 
 def _masks(

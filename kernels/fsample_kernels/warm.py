@@ -71,9 +71,11 @@ def warm_up(
         ()
     """
     _check(max_batch, workers)
-    checks.check_tensor("weight", weight)
+    checks.matrix("weight", weight)
     rows = _rows_given(temperature, seed, position, logit_bias, mask)
-    hidden = torch.zeros(rows, weight.shape[-1], dtype=weight.dtype, device=weight.device)
+    # Of another dtype, perhaps one that torch fills with nothing, the check of both says what it must be.
+    dtype = weight.dtype if weight.dtype in checks.HALF_OR_SINGLE else torch.float32
+    hidden = torch.zeros(weight.shape[1], dtype=dtype, device=weight.device).expand(rows, -1)
     example = validation.head_problem(
         hidden, weight, temperature=temperature, seed=seed, position=position, num_samples=num_samples,
         head_bias=head_bias, logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask,
@@ -128,11 +130,12 @@ def warm_up_logits(
         logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask, vocab_size=vocab_size,
         noise=noise, math=math, want_logprob=want_logprob, want_lse=want_lse,
     )  # fmt: skip
+    if not len(logits):
+        raise ValueError("logits must have a row, got B = 0; one is enough, which stands for those of a call")
     return _make_ready(example, max_batch, implementation, workers)
 
 
-@contextlib.contextmanager
-def compile_only(workers: int | None = None) -> Iterator[Sequence[Compiled]]:
+def compile_only(workers: int | None = None) -> contextlib.AbstractContextManager[Sequence[Compiled]]:
     """Within it, calls compile the kernels they need, side by side, and launch none of them.
 
     Their results are whatever lay in memory: drop them. For calls that `warm_up` does not make, such as
@@ -141,7 +144,7 @@ def compile_only(workers: int | None = None) -> Iterator[Sequence[Compiled]]:
     gives is filled when it ends. In a CPU-only process nothing is compiled, and calls draw as ever.
 
     Raises:
-        ValueError: workers is below 1.
+        ValueError: at once, where workers is no integer or below 1.
 
     Example:
         >>> import torch
@@ -152,6 +155,11 @@ def compile_only(workers: int | None = None) -> Iterator[Sequence[Compiled]]:
         []
     """
     _check(1, workers)
+    return _compile_only(workers)
+
+
+@contextlib.contextmanager
+def _compile_only(workers: int | None) -> Iterator[Sequence[Compiled]]:
     if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
         yield ()
         return
@@ -167,13 +175,15 @@ def compile_workers() -> int:
 
 
 def _check(max_batch: int, workers: int | None) -> None:
-    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or not 1 <= max_batch <= MAX_BATCH:
+    if not 1 <= checks.integer("max_batch", max_batch) <= MAX_BATCH:
         raise ValueError(
-            f"max_batch must be an integer in [1, {MAX_BATCH}], got {max_batch!r}; larger batches use the "
-            "kernels of the largest"
+            f"max_batch must be an integer in [1, {MAX_BATCH}], got {checks.shown(max_batch)}; larger "
+            "batches use the kernels of the largest"
         )
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be 1 or more, got {workers!r}; None takes one a processor")
+    if workers is not None and checks.integer("workers", workers) < 1:
+        raise ValueError(
+            f"workers must be 1 or more, got {checks.shown(workers)}; None takes one a processor"
+        )
 
 
 def _rows_given(
@@ -184,9 +194,15 @@ def _rows_given(
     mask: Tensor | None,
 ) -> int:
     """The batch size that the example arguments are for; 1 where none has rows."""
-    for value, dims in ((temperature, 1), (seed, 1), (position, 1), (logit_bias, 2), (mask, 2)):
+    for name, value, dims in (
+        ("temperature", temperature, 1), ("seed", seed, 1), ("position", position, 1),
+        ("logit_bias", logit_bias, 2), ("mask", mask, 2),
+    ):  # fmt: skip
         if isinstance(value, Tensor) and value.dim() == dims:
-            return value.shape[0]
+            checks.check_tensor(name, value)  # a nested one has no shape
+            if not len(value):
+                raise ValueError(f"{name} must have a row, got B = 0; one stands for those of a call")
+            return len(value)
     if isinstance(logit_bias, Sequence) and logit_bias and isinstance(logit_bias[0], Mapping):
         return len(logit_bias)
     return 1

@@ -108,6 +108,19 @@ def test_ids_are_kept_whole() -> None:
         (torch.zeros(2, 3, 1, dtype=torch.int64), torch.zeros(3, 2), {}, r"\[2, 3\].*\[3, 2\]"),
         (torch.zeros(2, 3, 1, dtype=torch.int64), torch.zeros(2, 3).half(), {}, "float32.*float16"),
         (
+            torch.zeros(1, 1, 1).long().expand(1, 2**24 + 1, 1),
+            torch.zeros(1, 1).expand(1, 2**24 + 1),
+            {},
+            "2\\*\\*24 rows",
+        ),
+        (torch.zeros(1, 0, 1).long().expand(1, 0, 2**32 + 1), torch.zeros(1, 0), {}, "num_samples"),
+        (
+            torch.zeros(2, 3, 1, device="meta").long(),
+            torch.zeros(2, 3, device="meta"),
+            {},
+            "ids .* with data",
+        ),
+        (
             torch.zeros(2, 3, 1, dtype=torch.int64),
             torch.zeros(2, 3),
             {"greedy": torch.ones(2).bool()},

@@ -126,6 +126,7 @@ def test_an_environment_that_names_no_file_is_told_so_and_an_empty_one_names_non
             {},
             "config stages must be",
         ),
+        ([ROWS[1] | {"config": asdict(SHAPE) | {"stages": 10**4299}}], {}, "stages must be .* below"),
         ([ROWS[1] | {"config": asdict(SHAPE) | {"rows1": -1}}], {}, "rows1 must be an integer, 0 or more"),
         (
             [ROWS[0], ROWS[1] | {"config": asdict(SHAPE) | {"stages": 40}}],

@@ -203,6 +203,46 @@ def test_a_rank_calls_its_part_of_the_head_a_shard() -> None:
     refused(lambda: call(HIDDEN, WEIGHT[0]), "weight_shard", "two dimensions")
     refused(lambda: call(HIDDEN, WEIGHT.double()), "hidden and weight_shard", "float64")
 
+    def of_all(total: int, **changes: object) -> None:
+        held = validation.Shard(0, total)
+        validation.head_problem(HIDDEN, WEIGHT[:total], shard=held, **{**options, **changes})
+
+    refused(lambda: of_all(0), "weight_shard of all ranks", "at least one token", "V = 0")
+    refused(lambda: of_all(2**31), "weight_shard of all ranks", "at most 2**31 - 4096 tokens", 2**31)
+    refused(lambda: of_all(V, vocab_size=V + 1), "vocab_size", "(from weight_shard of all ranks)", V + 1)
+
+
+def test_values_of_any_length_make_one_short_line() -> None:
+    for value in (
+        torch.zeros(9, 9),
+        torch.zeros(9, 9).to_sparse(),
+        [10**5000],
+        "x\n" * 999,
+        {"a": "b" * 9999},
+    ):
+        for name in ("num_samples", "logit_scale", "noise", "want_lse"):
+            wrong: Any = {name: value}
+            with pytest.raises(ValueError, match=f"^{name} must") as caught:
+                sample_logits(LOGITS, **wrong)
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    for name in ("seed", "position", "num_samples", "vocab_size", "temperature", "softcap"):
+        number: Any = {name: 10**5000}  # more digits than Python writes out
+        refused(lambda number=number: sample_logits(LOGITS, **number), name, "very many digits")  # type: ignore[misc]
+    refused(lambda: sample_logits(LOGITS, logit_bias={10**5000: 1.0}), "logit_bias", "very many digits")
+
+
+def test_a_refusal_reads_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repr would, and wait for a GPU."""
+
+    def read(*_: object) -> str:
+        raise AssertionError("a message read a tensor's values")
+
+    monkeypatch.setattr(torch.Tensor, "__repr__", read)
+    for name in ("num_samples", "logit_scale", "noise", "want_lse"):
+        wrong: Any = {name: torch.zeros(2)}
+        with pytest.raises(ValueError, match=f"^{name} must .* got a tensor with 1 dimensions, float32"):
+            sample_logits(LOGITS, **wrong)
+
 
 # Nothing is read from the device: on "meta" a read raises, and the same code serves every device.
 def test_parameters_are_checked_without_reading_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

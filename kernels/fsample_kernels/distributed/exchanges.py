@@ -145,9 +145,7 @@ def _by_log_mass(transport: Transport, problem: Problem, name: Implementation) -
         sent.append(words.pack_bits(local.logprob, local.logprob))
     table = transport.gather(torch.stack(sent))
     ids, lse = words.low_ids(table[:, 0]), words.high_bits(table[:, 0])  # [R, B, K]
-    merged = merge.merge_log_mass(
-        ids, lse[..., 0], seed=problem.seed, position=problem.position, greedy=_greedy(problem)
-    )
+    merged = merge.merge_checked(ids, lse[..., 0], problem.seed, problem.position, _greedy(problem))
     if not problem.want_lse:
         return local._replace(ids=merged.ids, lse=None)
     logprob = words.high_bits(table[:, -1])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..checks import dtype_name, finite, one_of
+from ..checks import check_tensor, dtype_name, finite, flag, integer, matrix, one_of, shown
 from ..types import Implementation, Math, Noise
-from ..validation import Shard
+from ..validation import MAX_COLUMNS, Shard
 from .collectives import Agreed, Team
 from .exchanges import EXCHANGES, Exchange
 
@@ -135,21 +135,32 @@ def make_header(
     features: head_bias, logit_bias and mask. Of them, and of what a row has, it takes the form: another form
     may be another kernel, and before the first call of it no rank waits for one that still compiles.
     """
-    for name, tensor in (("hidden", hidden), ("weight_shard", weight_shard)):
-        if not isinstance(tensor, Tensor) or tensor.dim() != 2:
-            raise ValueError(f"{name} must be a tensor with two dimensions; weight_shard is [V_r, D]")
-    if first_id is not None and (isinstance(first_id, bool) or not isinstance(first_id, int) or first_id < 0):
-        raise ValueError(f"first_id must be an integer, 0 or above, or None, got {first_id!r}")
+    matrix("hidden", hidden)
+    matrix("weight_shard", weight_shard)
+    first = -1 if first_id is None else integer("first_id", first_id)
+    if first_id is not None and not 0 <= first <= MAX_COLUMNS:
+        raise ValueError(
+            f"first_id must be an integer, 0 or above, at most 2**31 - 4096, or None, got {shown(first)}"
+        )
+    head_bias, *others = features
+    named = zip(
+        ("head_bias", "logit_bias", "mask", "seed", "position", "temperature"),
+        (*features, seed, position, temperature),
+        strict=True,
+    )
+    for name, value in named:
+        if isinstance(value, Tensor):
+            check_tensor(name, value)
     one_of("noise", noise, _NOISES)
     one_of("math", math, _MATHS)
     one_of("exchange", exchange, EXCHANGES)
     one_of("implementation", implementation, _IMPLEMENTATIONS)
-    head_bias, *others = features
     return (
-        weight_shard.shape[0], -1 if first_id is None else first_id, hidden.shape[0], hidden.shape[1],
+        weight_shard.shape[0], first, hidden.shape[0], hidden.shape[1],
         _dtype_code(hidden.dtype), weight_shard.shape[1], _dtype_code(weight_shard.dtype),
-        int(hidden.device == weight_shard.device), _signed(num_samples), int(bool(want_logprob)),
-        int(bool(want_lse)), int(bool(store_logits)), _NOISES.index(noise), _MATHS.index(math),
+        int(hidden.device == weight_shard.device), _signed(num_samples),
+        flag("want_logprob", want_logprob), flag("want_lse", want_lse), flag("store_logits", store_logits),
+        _NOISES.index(noise), _MATHS.index(math),
         EXCHANGES.index(exchange), _signed(vocab_size), _real(logit_scale), _real(softcap),
         _IMPLEMENTATIONS.index(implementation),
         int(implementation != "hopper" or _hopper_reads(weight_shard)),
