@@ -56,8 +56,8 @@ def test_warm_up_logits(call: Call) -> None:
 def test_each_wrong_value_of_a_warm_up_alone() -> None:
     head = Call({"weight": torch.randn(9, 8)}, {"max_batch": 2}, frozenset())
     for call, wrong in each_alone(head, {"weight", *HEAD_OPTIONS, *WARM_OPTIONS}):
-        # Of these another number of rows is another example.
-        wrong &= not call.broken & {"temperature", "seed", "position", "logit_bias", "mask"}
+        # Of these another number of rows, or of features, is another example.
+        wrong &= not call.broken & {"weight", "temperature", "seed", "position", "logit_bias", "mask"}
         assert check_warm(warm_up, call) == "refused" or not wrong, call
     logits = Call({"logits": torch.randn(2, 9)}, {"max_batch": 2}, frozenset())
     for call, wrong in each_alone(logits, {"logits", *OPTIONS, *WARM_OPTIONS}):

@@ -216,6 +216,7 @@ def test_values_of_any_length_make_one_short_line() -> None:
     for value in (
         torch.zeros(9, 9),
         torch.zeros(9, 9).to_sparse(),
+        torch.zeros(9, 9).numpy(),
         [10**5000],
         "x\n" * 999,
         {"a": "b" * 9999},

@@ -232,6 +232,16 @@ def test_errors_name_the_argument(wrong: dict[str, Any]) -> None:
         warm_up(**{"weight": torch.zeros(V, D)} | wrong)
 
 
+def test_an_example_without_a_row_or_of_a_dtype_that_torch_cannot_fill() -> None:
+    with pytest.raises(ValueError, match="logits must have a row, got B = 0"):
+        warm_up_logits(torch.zeros(0, V))
+    with pytest.raises(ValueError, match="seed must have a row, got B = 0"):
+        warm_up(torch.zeros(V, D), seed=torch.zeros(0, dtype=torch.int64))
+    quantised = torch._empty_affine_quantized([V, D], scale=1.0, zero_point=0, dtype=torch.qint8)
+    with pytest.raises(ValueError, match="hidden and weight must have one dtype .* and qint8"):
+        warm_up(quantised)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("features", ["plain", "rows", "bits", "logprob", "element"])
 def test_no_call_of_any_batch_compiles_on_a_gpu(features: str) -> None:
