@@ -104,7 +104,7 @@ ON_GPU: dict[Level, OnGpu] = {
     "deep": OnGpu(EVERY_VOCAB, 8, SIZES["deep"].gaps, 1000.0, 130_000_000_000),
 }
 # Samplers there that are no compiled kernel, such as `online` in plain torch, take a hundred times as long a
-# draw in calls of large vocabularies, and 15 s for 6e10 logits of a tail.
+# draw in calls of large vocabularies, and 12 s for 6e10 logits of a tail.
 TORCH_ON_GPU: dict[Level, OnGpu] = {
     "quick": OnGpu(SIZES["quick"].vocabs, 1, SIZES["quick"].gaps, 60.0, SIZES["quick"].tail_logits),
     "standard": OnGpu(
