@@ -193,7 +193,8 @@ def _rows_given(
     logit_bias: LogitBias | None,
     mask: Tensor | None,
 ) -> int:
-    """The batch size that the example arguments are for; 1 where none has rows."""
+    """The batch size that the example arguments are for; 1 where none has rows. Raises ValueError."""
+    given: dict[str, int] = {}
     for name, value, dims in (
         ("temperature", temperature, 1), ("seed", seed, 1), ("position", position, 1),
         ("logit_bias", logit_bias, 2), ("mask", mask, 2),
@@ -202,10 +203,15 @@ def _rows_given(
             checks.check_tensor(name, value)  # a nested one has no shape
             if not len(value):
                 raise ValueError(f"{name} must have a row, got B = 0; one stands for those of a call")
-            return len(value)
+            given[name] = len(value)
     if isinstance(logit_bias, Sequence) and logit_bias and isinstance(logit_bias[0], Mapping):
-        return len(logit_bias)
-    return 1
+        given["logit_bias"] = len(logit_bias)
+    if len(set(given.values())) > 1:
+        raise ValueError(
+            f"{', '.join(given)} must have one number of rows, got {', '.join(map(str, given.values()))}; "
+            "one row each is enough"
+        )
+    return next(iter(given.values()), 1)
 
 
 def _make_ready(

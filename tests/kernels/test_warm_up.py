@@ -267,3 +267,11 @@ def test_no_call_of_any_batch_compiles_on_a_gpu(features: str) -> None:
     finally:
         triton.knobs.compilation.listener = before
     assert events == []
+
+
+def test_examples_of_two_batches_are_refused_by_name() -> None:
+    seed = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="temperature, seed must have one number of rows, got 3, 1"):
+        warm_up(torch.zeros(9, 8), temperature=torch.ones(3), seed=seed)
+    with pytest.raises(ValueError, match="temperature, logit_bias must have one number of rows, got 3, 2"):
+        warm_up(torch.zeros(9, 8), temperature=torch.ones(3), logit_bias=[{1: 2.0}, {}])
