@@ -49,7 +49,8 @@ OURS = ("fused:grouped", "fused:element", "fused:online")
 AUDIT = (
     "fused:grouped", "fused:element", "fused:grouped:exact", "fused:element:exact", "fused:grouped:triton",
     "fused:element:triton", "fused:grouped:triton:exact", "fused:element:triton:exact", "fused:unfused",
-    "fused:online", "unfused", "multinomial-eager", "multinomial", "race", "fi1", "fi2",
+    "fused:unfused:exact", "fused:element:unfused", "fused:element:unfused:exact", "fused:online", "unfused",
+    "multinomial-eager", "multinomial", "race", "fi1", "fi2",
 )  # fmt: skip
 OURS_OVER_RANKS = ("fused:candidates", "fused:log_mass", "fused:element", "fused:online")
 SMALL = Workload("verify", 512, 64)

@@ -120,10 +120,17 @@ def count_rows(
 def draw_grid(subject: Subject, target: Target, steps: int, rows: int, seed: int, plan: Plan) -> Tensor:
     """ids [steps, rows] of equal rows at positions 0, 1, ...: what independence is judged on."""
     hidden, weight = target.tensors(rows, plan.device, plan.dtype)
+    return draw_steps(subject, hidden, weight, steps, seed, target.temperature)
+
+
+def draw_steps(
+    subject: Subject, hidden: Tensor, weight: Tensor, steps: int, seed: int, temperature: float = 1.0
+) -> Tensor:
+    """ids [steps, B] of hidden [B, D] at positions 0, 1, ..."""
     if subject.prepare is not None:
-        subject.prepare(hidden, weight, temperature=target.temperature)
+        subject.prepare(hidden, weight, temperature=temperature)
     calls = []
     for position in range(steps):
-        ids = subject.draw(hidden, weight, temperature=target.temperature, seed=seed, position=position)
+        ids = subject.draw(hidden, weight, temperature=temperature, seed=seed, position=position)
         calls.append(checked_ids(subject, ids, hidden))
     return torch.stack(calls)

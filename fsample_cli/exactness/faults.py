@@ -17,6 +17,7 @@ from fsample_cli.exactness.subject import Draw
 from fsample_kernels.types import SampleResult
 
 TILE = 128
+LARGE = 2048  # vocabularies whose cells pool neighbouring ids
 Faulty = Callable[[Tensor, int, torch.Generator, int, int], Tensor]  # y [V], rows, generator, seed, position
 
 
@@ -40,38 +41,40 @@ def sampler(faulty: Faulty) -> Draw:
 
 def _generator(device: torch.device, seed: int, position: int) -> torch.Generator:
     mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
-    mixed = ((mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93) % 2**63
-    return torch.Generator(device).manual_seed(mixed)
+    mixed = ((mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93) % 2**64
+    return torch.Generator(device).manual_seed(
+        (mixed ^ (mixed >> 32)) % 2**63
+    )  # a CPU's reads the lower half
 
 
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
-def _inverse(weights: Tensor, u: Tensor) -> Tensor:
+def inverse(weights: Tensor, u: Tensor) -> Tensor:
     """ids of u by inverse CDF; weights [V] need no normalisation."""
     cumulative = weights.cumsum(0)
     return torch.searchsorted(cumulative, u * cumulative[-1], right=True).clamp(max=len(weights) - 1)
 
 
 def _gumbel(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return -torch.log(-torch.log1p(-_uniform(shape, generator)))
+    return -torch.log(-torch.log1p(-uniform(shape, generator)))
 
 
 def honest(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     """Inverse CDF in float64: the control."""
-    return _inverse(torch.softmax(y, 0), _uniform((rows,), g))
+    return inverse(torch.softmax(y, 0), uniform((rows,), g))
 
 
 def moved_half_percent(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     ids = honest(y, rows, g, seed, position)
-    moves = _uniform((rows,), g) < 0.01  # half of them hold odd ids
+    moves = uniform((rows,), g) < 0.01  # half of them hold odd ids
     return torch.where(moves & (ids % 2 == 1) & torch.isfinite(y[ids - 1]), ids - 1, ids)
 
 
 def one_percent_to_first(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     ids = honest(y, rows, g, seed, position)
-    return torch.where(_uniform((rows,), g) < 0.01, torch.isfinite(y).int().argmax(), ids)
+    return torch.where(uniform((rows,), g) < 0.01, torch.isfinite(y).int().argmax(), ids)
 
 
 def warm(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
@@ -81,7 +84,7 @@ def warm(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> 
 def no_rare_third(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     p = torch.softmax(y, 0)
     p[p.argsort()[: len(p) // 3]] = 0
-    return _inverse(p, _uniform((rows,), g))
+    return inverse(p, uniform((rows,), g))
 
 
 def tail_to_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
@@ -92,7 +95,7 @@ def tail_to_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: i
 
 def past_the_end(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     ids = honest(y, rows, g, seed, position)
-    return torch.where(_uniform((rows,), g) < 0.02, len(y), ids)
+    return torch.where(uniform((rows,), g) < 0.02, len(y), ids)
 
 
 def _largest_uniforms(y: Tensor, rows: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,8 +105,8 @@ def _largest_uniforms(y: Tensor, rows: int, g: torch.Generator) -> tuple[Tensor,
     Returns the distinct logits [C], their largest uniforms [rows, C], and a token [rows, C] that holds it.
     """
     values, kind, sizes = torch.unique(y, return_inverse=True, return_counts=True)
-    largest = _uniform((rows, len(values)), g) ** (1 / sizes)
-    member = (_uniform((rows, len(values)), g) * sizes).long()
+    largest = uniform((rows, len(values)), g) ** (1 / sizes)
+    member = (uniform((rows, len(values)), g) * sizes).long()
     first = sizes.cumsum(0) - sizes
     return values, largest, kind.argsort()[first + member]
 
@@ -123,18 +126,18 @@ def u_is_one(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int)
 
 
 def few_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    u = _uniform((rows,), g)
-    ahead = torch.arange(3, rows, device=y.device)[_uniform((max(rows - 3, 0),), g) < 1 / 40]
+    u = uniform((rows,), g)
+    ahead = torch.arange(3, rows, device=y.device)[uniform((max(rows - 3, 0),), g) < 1 / 40]
     u[ahead] = u[ahead - 3]
-    return _inverse(torch.softmax(y, 0), u)
+    return inverse(torch.softmax(y, 0), u)
 
 
 def antithetic(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
-    u = _uniform((rows,), g)
+    u = uniform((rows,), g)
     row = torch.arange(rows, device=y.device)
     late = row[row % 64 >= 32]
     u[late] = 1 - u[late - 32]
-    return _inverse(torch.softmax(y, 0), u)
+    return inverse(torch.softmax(y, 0), u)
 
 
 def rows_share(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
@@ -162,16 +165,16 @@ def position_frozen(y: Tensor, rows: int, g: torch.Generator, seed: int, positio
 
 def counters_meet(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     """The counter is row + position: row r at step s + 1 repeats row r + 1 at step s."""
-    counters = _uniform((2**18,), _generator(y.device, seed, 0))
+    counters = uniform((2**18,), _generator(y.device, seed, 0))
     first = position % (2**18 - rows)
-    return _inverse(torch.softmax(y, 0), counters[first : first + rows])
+    return inverse(torch.softmax(y, 0), counters[first : first + rows])
 
 
 def seeds_meet(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     """The counter is seed + row: row r at seed s + 1 repeats row r + 1 at seed s."""
     block, first = divmod(seed, 2**17)
-    counters = _uniform((2**17 + rows,), _generator(y.device, block, position))
-    return _inverse(torch.softmax(y, 0), counters[first : first + rows])
+    counters = uniform((2**17 + rows,), _generator(y.device, block, position))
+    return inverse(torch.softmax(y, 0), counters[first : first + rows])
 
 
 def seed_halved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
@@ -182,15 +185,19 @@ def seed_halved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: i
 def lanes_moved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     """A fifth of the draws falls to the first 32 places of its tile: within any cell of neighbouring ids."""
     ids = honest(y, rows, g, seed, position)
+    if len(y) < LARGE:
+        return ids
     to = ids - ids % TILE + ids % 32
-    return torch.where((_uniform((rows,), g) < 0.2) & torch.isfinite(y[to]), to, ids)
+    return torch.where((uniform((rows,), g) < 0.2) & torch.isfinite(y[to]), to, ids)
 
 
 def tiles_moved(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
     """A quarter of the draws of odd tiles falls to the tile before."""
     ids = honest(y, rows, g, seed, position)
+    if len(y) < LARGE:
+        return ids
     to = ids - TILE * (ids // TILE % 2)
-    return torch.where((_uniform((rows,), g) < 0.25) & torch.isfinite(y[to]), to, ids)
+    return torch.where((uniform((rows,), g) < 0.25) & torch.isfinite(y[to]), to, ids)
 
 
 def tile_edge(y: Tensor, rows: int, g: torch.Generator, seed: int, position: int) -> Tensor:
@@ -213,10 +220,10 @@ def bf16_candidates(y: Tensor, rows: int, g: torch.Generator, seed: int, positio
     best = (mass + _gumbel((rows, len(mass)), g)).bfloat16()
     tile = (best == best.amax(1, keepdim=True)).int().argmax(1)
     ids = torch.empty(rows, dtype=torch.int64, device=y.device)
-    u = _uniform((rows,), g)
+    u = uniform((rows,), g)
     for number in range(len(mass)):
         here = tile == number
-        ids[here] = number * TILE + _inverse(torch.exp(tiles[number] - mass[number]), u[here])
+        ids[here] = number * TILE + inverse(torch.exp(tiles[number] - mass[number]), u[here])
     return ids
 
 
@@ -224,8 +231,8 @@ def merge_reuses(y: Tensor, rows: int, g: torch.Generator, seed: int, position: 
     """Two shards draw with the uniform that then also chooses between them."""
     half = -(-len(y) // 2)
     p = torch.softmax(y, 0)
-    u = _uniform((rows,), g)
-    first, second = _inverse(p[:half], u), half + _inverse(p[half:], u)
+    u = uniform((rows,), g)
+    first, second = inverse(p[:half], u), half + inverse(p[half:], u)
     return torch.where(u < p[:half].sum(), first, second)
 
 

@@ -21,8 +21,17 @@ TEMPERATURES = (0.3, 0.7, 1.3, 2.0, 10.0)
 WIDE_TEMPERATURES = (0.7, 2.0)  # on whole vocabularies
 # Not 0, at which some samplers divide: the best id leads by 1, so others have e^-64 of its mass.
 COLD = 1 / 64
-KINDS = 3  # no power of two, so a row that is drawn for one 16, 64 or 128 on has the wrong distribution
+KINDS = (
+    7  # parts no tile of rows: one that is drawn for another 16, 64, 96 or 192 on has the wrong distribution
+)
 SMALLEST_VOCAB = 512  # below it ids have no halves worth a test of their own
+RAGGED_VOCABS = (129, 1000)  # their last tile of 128 has 1 id, and 104
+FAR = (
+    -120.0,
+    120.0,
+)  # beyond the exponent's range of fp32, 88, where the largest logit is not taken off first
+SMALL_BATCHES = (1, 3)
+SMALL_CALLS = 100  # times `plan.samples`
 TILE = 128  # ids: every kernel's tiles, groups and lanes repeat at it or at a part or multiple of it
 
 
@@ -32,25 +41,37 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     """
     results: list[TestResult] = []
     for target in all_targets(plan):
-        draws = plan.budget(target.vocab)
-        if target.vocab == 512 and target.name in plan.focus:
-            draws = plan.focus_draws
-        elif target.name.startswith(targets.REAL):
-            draws = max(draws, plan.real_draws)
-        elif target.vocab > SMALLEST_VOCAB and target.name == "peaked":
-            draws = plan.few(target.vocab)  # two-scale has its shape
-        elif target.vocab >= SMALLEST_VOCAB and (target.temperature != 1 or target.name == "masked"):
-            draws = plan.few(target.vocab)
         case = Case(TEST, subject, f"{target.name} V={target.vocab}")
-        results += judge_counts(case, target, count(subject, target, draws, case.name, plan))
+        drawn = count(subject, target, _draws(target, plan), case.name, plan)
+        results += judge_counts(case, target, drawn)
     if not plan.only:
-        results += [*_kinds(subject, plan), *_cold(subject, plan)]
+        for vocab in plan.vocabs[:2]:
+            results += _kinds(subject, plan, vocab)
+        results += [*_small_batches(subject, plan), *_cold(subject, plan)]
     return results
+
+
+def _draws(target: Target, plan: Plan) -> int:
+    """How often a target is drawn from: a quarter where only what is gross is looked for."""
+    vocab, budget = target.vocab, plan.budget(target.vocab)
+    if vocab == 512 and target.name in plan.focus:
+        return plan.focus_draws
+    if target.name.startswith(targets.REAL):
+        return max(budget, plan.real_draws)
+    gross = (
+        vocab == max(RAGGED_VOCABS)
+        or (vocab > SMALLEST_VOCAB and target.name == "peaked")  # two-scale has its shape
+        or target.name in ("masked", *(f"skewed{by:+g}" for by in FAR))
+        or target.temperature != 1
+    )
+    return plan.few(vocab) if gross and vocab >= SMALLEST_VOCAB else budget
 
 
 def all_targets(plan: Plan) -> list[Target]:
     """The known distributions of a plan, each vocabulary with what its size can show."""
     found = [targets.three_tokens(temperature) for temperature in TEMPERATURES]
+    found += [targets.flat(vocab) for vocab in RAGGED_VOCABS]
+    found += [targets.shifted(plan.vocabs[0], plan.seed, by) for by in FAR]
     for vocab in plan.vocabs:
         skewed = targets.skewed(vocab, plan.seed)
         found += [targets.flat(vocab), skewed, targets.two_scale(vocab), targets.masked(vocab, plan.seed)]
@@ -64,11 +85,10 @@ def all_targets(plan: Plan) -> list[Target]:
     return [target for target in found if not plan.only or target.name in plan.only]
 
 
-def _kinds(subject: Subject, plan: Plan) -> list[TestResult]:
+def _kinds(subject: Subject, plan: Plan, vocab: int) -> list[TestResult]:
     """Rows of several distributions in one call, as large as those of the other targets: row b has the
     distribution b mod KINDS.
     """
-    vocab = plan.vocabs[0]
     kinds = [targets.skewed(vocab, plan.seed + kind) for kind in range(KINDS)]
     case = Case(TEST, subject, f"rows of {KINDS} kinds V={vocab}")
     draws = plan.few(vocab)
@@ -81,6 +101,24 @@ def _kinds(subject: Subject, plan: Plan) -> list[TestResult]:
         case.fit(f"kind {kind}", chi_squared(counts, target.probabilities), int(counts.sum()))
         for kind, (counts, target) in enumerate(zip(drawn.counts, kinds, strict=True))
     ]
+
+
+def _small_batches(subject: Subject, plan: Plan) -> list[TestResult]:
+    """Calls of one row and of three."""
+    target = targets.skewed(plan.vocabs[0], plan.seed)
+    results = []
+    for rows in SMALL_BATCHES[:1] if subject.compiles_shapes else SMALL_BATCHES:
+        case = Case(TEST, subject, f"{target.name} V={target.vocab} B={rows}")
+        hidden, weight = target.tensors(rows, plan.device, plan.dtype)
+        calls = SMALL_CALLS * plan.samples
+        drawn = count_rows(subject, hidden, weight, 1, calls, 1.0, plan.case_seed(case.name))
+        if drawn.out_of_range:
+            results.append(case.rule("range", True, drawn.draws, drawn.complaint))
+        else:
+            results.append(
+                case.fit("chi-squared", chi_squared(drawn.counts[0], target.probabilities), drawn.draws)
+            )
+    return results
 
 
 def _cold(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -108,9 +146,8 @@ def judge_counts(case: Case, target: Target, drawn: Drawn) -> list[TestResult]:
     ]
     if target.vocab >= SMALLEST_VOCAB:
         ids = np.arange(target.vocab)
-        half = (ids < target.vocab // 2).astype(float)
-        results += _mean(case, "first half", half, counts, p, "mass of one half")
-        results += _mean(case, "even ids", (ids % 2 == 0).astype(float), counts, p, "mass of even ids")
+        results += _share(case, "first half", ids < target.vocab // 2, counts, p, "mass of one half")
+        results += _share(case, "even ids", ids % 2 == 0, counts, p, "mass of even ids")
         results += _mean(case, "mean id", ids / (target.vocab - 1), counts, p, "mean id / (V - 1)")
         results += _places(case, ids, counts, p) if target.vocab > SMALLEST_VOCAB else []
     return results + _temperature(case, target, counts)
@@ -124,10 +161,9 @@ def _places(
     """
     place = ids % TILE
     seen = np.bincount(place, weights=counts).astype(np.int64)
-    even_tile = (ids // TILE % 2 == 0).astype(float)
     return [
         case.fit("id mod 128", chi_squared(seen, np.bincount(place, weights=p)), int(counts.sum())),
-        *_mean(case, "even tiles", even_tile, counts, p, "mass of even tiles"),
+        *_share(case, "even tiles", ids // TILE % 2 == 0, counts, p, "mass of even tiles"),
     ]
 
 
@@ -143,6 +179,21 @@ def _temperature(case: Case, target: Target, counts: NDArray[np.int64]) -> list[
     if variance == 0:
         return []
     return _mean(case, "mean logit", logits / variance, counts, p, "relative error of temperature")
+
+
+def _share(
+    case: Case,
+    what: str,
+    inside: NDArray[np.bool_],
+    counts: NDArray[np.int64],
+    p: NDArray[np.float64],
+    effect: str,
+) -> list[TestResult]:
+    """Draws of the ids where `inside` [V] holds: exact binomial."""
+    mass = float(p[inside].sum() / p.sum())
+    if not 0 < mass < 1:
+        return []
+    return [case.events(what, int(counts[inside].sum()), int(counts.sum()), mass, effect)]
 
 
 def _mean(

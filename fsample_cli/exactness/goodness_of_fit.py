@@ -17,6 +17,9 @@ Counts = NDArray[np.int64]
 # No cell expects fewer draws, and a few cells beside large ones, whose tails are the heaviest, expect more:
 # cells are pooled until `near_the_law` holds.
 MIN_EXPECTED = 10.0
+# From so many degrees of freedom on a statistic may be too small as well: draws that are tied to each other,
+# as stratified uniforms are, follow their distribution too closely. With fewer the sum is too coarse near 0.
+TWO_SIDED_DOF = 10
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ def chi_squared(counts: ArrayLike, probabilities: ArrayLike, *, min_expected: fl
 
     counts [V] integers >= 0, probabilities [V] >= 0; they are scaled in float64 so that the expectations sum
     to n exactly. Tokens expected fewer than `min_expected` times, and more where few cells would leave the
-    law, are pooled with others of about their probability. p_value is that of chi-squared, of two cells the
-    exact binomial one. A token of probability 0 that was drawn makes p_value 0. With fewer than two cells
-    nothing can be tested: dof 0, p_value 1.
+    law, are pooled with others of about their probability. p_value is twice the smaller tail of chi-squared,
+    below TWO_SIDED_DOF the upper tail, of two cells the exact binomial one. A token of probability 0 that was
+    drawn makes p_value 0. With fewer than two cells nothing can be tested: dof 0, p_value 1.
 
     Raises ValueError on wrong shapes, negative or non-finite values, or probabilities that do not sum to 1
     within 1e-3.
@@ -163,4 +166,11 @@ def _fit(statistic: float, observed: Floats, expected: Floats, forbidden: int, n
         mass = float(expected[0] / expected.sum())
         p_value = laws.binomial_two_sided(int(observed[0]), int(observed.sum()), mass)
         return Fit(statistic, dof, p_value, cells, 0, note, mass)
-    return Fit(statistic, dof, laws.chi_squared_sf(statistic, dof) if dof else 1.0, cells, 0, note)
+    return Fit(statistic, dof, _p_value(statistic, dof) if dof else 1.0, cells, 0, note)
+
+
+def _p_value(statistic: float, dof: int) -> float:
+    above = laws.chi_squared_sf(statistic, dof)
+    if dof < TWO_SIDED_DOF:
+        return above
+    return min(1.0, 2 * min(above, laws.chi_squared_cdf(statistic, dof)))

@@ -1,4 +1,6 @@
-"""Test `range`: every id lies in [0, V), at sizes beside tiles and words, for one row and for many."""
+"""Test `range`: every id lies in [0, V), at sizes beside tiles and words, for one row and for many; and a
+call made again gives the same ids.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     results = []
     for vocab in VOCABS:
         case = Case(TEST, subject, f"V={vocab}")
-        wrong, draws = 0, 0
+        wrong, draws, other = 0, 0, 0
         for rows in (ONE_EACH[vocab],) if subject.compiles_shapes else ROWS:
             seed = plan.case_seed(f"{case.name} {rows}")
             grid = draw_grid(subject, targets.flat(vocab), plan.samples, rows, seed, plan)
+            again = draw_grid(subject, targets.flat(vocab), 1, rows, seed, plan)
+            other += int((again[0] != grid[0]).sum())
             wrong += int(((grid < 0) | (grid >= vocab)).sum())
             draws += grid.numel()
         note = f"{wrong} ids outside [0, {vocab})"
         results.append(case.rule("", wrong > 0, draws, note, "mass outside [0, V)"))
+        note = f"{other} ids differ: the same seed must give the same ids"
+        results.append(case.rule("same call twice", other > 0 and subject.repeats, draws, note))
     return results

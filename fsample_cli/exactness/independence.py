@@ -1,8 +1,9 @@
 """Test `independence`: rows, steps, seeds and samples share nothing.
 
-All tests draw from the flat distribution over 512 ids. Two independent draws agree with probability 1/512,
+Most tests draw from the flat distribution over 512 ids. Two independent draws agree with probability 1/512,
 and agreements along any chain of draws are independent of each other, so the number of agreements at a fixed
-lag is binomial although its pairs overlap.
+lag is binomial although its pairs overlap. What unlike rows share, and rows with one likely id, shows as a
+correlation of events of known probability.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fsample_cli.exactness import forms, targets
-from fsample_cli.exactness.draws import draw_grid
+from fsample_cli.exactness.draws import draw_grid, draw_steps
+from fsample_cli.exactness.fit_targets import KINDS
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -28,6 +30,10 @@ COARSE = 8
 # (steps, rows): neighbours, tiles of 16, 64 and 128 rows, and diagonals, where seed + row + step would meet
 LAGS = ((0, 1), (0, 2), (0, 16), (0, 64), (0, 128), (1, 0), (2, 0), (1, 1), (1, -1))
 SAMPLES = 4
+BITS = {
+    False: 32,
+    True: 64,
+}  # of a seed; torch's generator on a CPU reads no more, those of our library are 64
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -44,8 +50,11 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
     results.append(_agreements(case, "seed+1", grid, after))
     results.append(_agreements(case, "seed+1 row-1", grid[:, 1:], after[:, :-1]))
     results.append(_every_pair(case, grids))
-    results.append(_every_lag(case, grid))
-    results.append(_twice(case, flat, rows, seed, plan, grid))
+    results.append(_every_lag(case, "at any lag", _centred(grid)))
+    results.append(_every_lag(case, "at any lag, one likely id", _of_a_likely_id(case, steps, rows, plan)))
+    results.append(_every_lag(case, "at any lag, unlike rows", _of_unlike_rows(case, steps, rows, plan)))
+    results.append(_seed_bits(case, flat, rows, seed, plan))
+    results.append(_twice(case, flat, plan.rows(VOCAB, plan.focus_draws), seed, plan))
     results.append(pairs(case, "pairs: rows", grid[:, 0::2], grid[:, 1::2]))
     results.append(pairs(case, "pairs: steps", grid[0::2], grid[1::2]))
     results.append(pairs(case, "pairs: seeds", grid, after))
@@ -113,19 +122,49 @@ def _every_pair(case: Case, grids: list[Tensor]) -> TestResult:
     return case.mean(what, equal / possible, p, deviation, draws, "share of equal pairs")
 
 
-def _every_lag(case: Case, grid: Tensor) -> TestResult:
-    """The largest correlation of ids that lie a fixed number of rows and steps apart, up to half the grid
-    either way.
+def _centred(grid: Tensor) -> Tensor:
+    """Flat ids as values of mean 0 and variance 1."""
+    return (grid.clamp(0, VOCAB - 1).double() - (VOCAB - 1) / 2) / math.sqrt((VOCAB**2 - 1) / 12)
 
-    Products of independent centred ids are uncorrelated with each other: each sum is normal. Its smallest
+
+def _of_a_likely_id(case: Case, steps: int, rows: int, plan: Plan) -> Tensor:
+    """[steps, rows] of mean 0 and variance 1: whether the id with half the mass was drawn."""
+    target = targets.two_scale(VOCAB)
+    ids = draw_grid(case.subject, target, steps, rows, plan.case_seed(f"{TEST} likely"), plan)
+    likely = int(target.probabilities.argmax())
+    return _standard(ids == likely, torch.tensor(target.probabilities[likely]))
+
+
+def _of_unlike_rows(case: Case, steps: int, rows: int, plan: Plan) -> Tensor:
+    """[steps, rows] of mean 0 and variance 1: whether an id of the lower half of a row's own mass was
+    drawn, in rows of several distributions.
+    """
+    kinds = [targets.skewed(VOCAB, plan.seed + kind) for kind in range(KINDS)]
+    hidden, weight = targets.together(kinds, rows, plan.device, plan.dtype)
+    ids = draw_steps(case.subject, hidden, weight, steps, plan.case_seed(f"{TEST} unlike"))
+    sums = [kind.probabilities.cumsum() for kind in kinds]
+    edges = torch.tensor([int(np.searchsorted(below, 0.5)) for below in sums])
+    mass = torch.tensor([below[edge] for below, edge in zip(sums, edges.tolist(), strict=True)])
+    kind = torch.arange(rows) % KINDS
+    return _standard(ids <= edges[kind].to(ids.device), mass[kind].to(ids.device))
+
+
+def _standard(happened: Tensor, p: Tensor) -> Tensor:
+    return (happened.double() - p) / (p * (1 - p)).sqrt()
+
+
+def _every_lag(case: Case, what: str, values: Tensor) -> TestResult:
+    """The largest correlation of values [steps, rows] that lie a fixed number of rows and steps apart, up to
+    half the grid either way.
+
+    Products of independent centred values are uncorrelated with each other: each sum is normal. Its smallest
     p-value counts as often as there are lags.
     """
-    steps, rows = grid.shape
-    values = (grid.clamp(0, VOCAB - 1).double() - (VOCAB - 1) / 2) / math.sqrt((VOCAB**2 - 1) / 12)
+    steps, rows = values.shape
     spectrum = torch.fft.rfft2(values, s=(2 * steps, 2 * rows))
     sums = torch.fft.irfft2(spectrum.abs() ** 2, s=(2 * steps, 2 * rows))
-    down = torch.arange(steps // 2 + 1, device=grid.device)[:, None]
-    right = torch.arange(-(rows // 2), rows // 2 + 1, device=grid.device)
+    down = torch.arange(steps // 2 + 1, device=values.device)[:, None]
+    right = torch.arange(-(rows // 2), rows // 2 + 1, device=values.device)
     terms = (steps - down) * (rows - right.abs())
     z = sums[down, right] / terms.sqrt()  # a negative lag of rows lies at the end
     z[0, : rows // 2 + 1] = 0  # the mirror of the lags to the right, and no lag at all
@@ -134,12 +173,27 @@ def _every_lag(case: Case, grid: Tensor) -> TestResult:
     lag = _lag(*(int(part) for part in (down[worst // z.shape[1], 0], right[worst % z.shape[1]])))
     note = f"largest at {lag}, of {lags:,} lags"
     score, draws = float(z.view(-1)[worst]), int(terms.min())
-    return case.largest("correlation at any lag", score, lags, draws, "correlation", note)
+    return case.largest(f"correlation {what}", score, lags, draws, "correlation", note)
 
 
-def _twice(case: Case, target: targets.Target, rows: int, seed: int, plan: Plan, grid: Tensor) -> TestResult:
-    """The first call made once more."""
-    other = int((draw_grid(case.subject, target, 1, rows, seed, plan)[0] != grid[0]).sum())
+def _seed_bits(case: Case, target: targets.Target, rows: int, seed: int, plan: Plan) -> TestResult:
+    """Equal draws of calls whose seeds differ in one bit, whichever."""
+    rows = rows if case.subject.compiles_shapes else forms.BATCHES[-1]
+    base = draw_grid(case.subject, target, 1, rows, seed, plan)
+    same = [
+        int((draw_grid(case.subject, target, 1, rows, seed ^ (1 << bit), plan) == base).sum())
+        for bit in range(BITS[case.subject.library is not None])
+    ]
+    worst = max(range(len(same)), key=lambda bit: same[bit])
+    note = f"most at bit {worst}: {same[worst]} of {rows}"
+    draws = rows * len(same)
+    return case.events("equal: a bit of the seed", sum(same), draws, 1 / VOCAB, "share of equal draws", note)
+
+
+def _twice(case: Case, target: targets.Target, rows: int, seed: int, plan: Plan) -> TestResult:
+    """A large call made once more; `range` does so with small ones."""
+    first, again = (draw_grid(case.subject, target, 1, rows, seed, plan) for _ in range(2))
+    other = int((first != again).sum())
     note = f"{other} of {rows} ids differ: the same seed must give the same ids"
     return case.rule(
         "same call twice", other > 0 and case.subject.repeats, rows, note, "share of wrong tokens"

@@ -15,6 +15,11 @@ def chi_squared_sf(statistic: float, dof: int) -> float:
     return float(special.chdtrc(dof, statistic))
 
 
+def chi_squared_cdf(statistic: float, dof: int) -> float:
+    """P(X <= statistic) of chi-squared with dof >= 1 degrees of freedom, with full relative precision."""
+    return float(special.gammainc(dof / 2, statistic / 2))
+
+
 def chi_squared_isf(p: float, dof: int) -> float:
     """The value that chi-squared with dof >= 1 exceeds with probability p."""
     return float(special.chdtri(dof, p))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fsample_cli.exactness import faults
+from fsample_cli.exactness import faults, faults_of_input
 from fsample_cli.exactness.plan import Level, Plan
 from fsample_cli.exactness.subject import Draw, Library, Subject
 
@@ -209,6 +209,79 @@ MUTANTS: tuple[Mutant, ...] = (
         faults.noise_by_batch,
     ),
     Mutant("other-words", "words of another algorithm", "pathwise", "quick", _CONTROL, faults.other_words),
+    Mutant(
+        "partial-tile",
+        "ids past the last whole tile are never drawn",
+        "goodness",
+        "quick",
+        faults.sampler(faults_of_input.partial_tile),
+    ),
+    Mutant(
+        "no-maximum",
+        "exp overflows at large logits",
+        "goodness",
+        "quick",
+        faults.sampler(faults_of_input.no_maximum),
+    ),
+    Mutant(
+        "forbidden-is-low",
+        "-inf read as -40",
+        "zero-mass",
+        "quick",
+        faults.sampler(faults_of_input.forbidden_is_low),
+    ),
+    Mutant(
+        "stratified",
+        "uniforms of a call too even",
+        "goodness",
+        "quick",
+        faults.sampler(faults_of_input.stratified),
+    ),
+    Mutant(
+        "never-twice",
+        "neighbours hardly ever draw one likely id",
+        "independence",
+        "quick",
+        faults.sampler(faults_of_input.never_twice),
+    ),
+    Mutant(
+        "unlike-share",
+        "of unlike rows 1 in 5 has the noise of the row before",
+        "independence",
+        "quick",
+        faults_of_input.unlike_rows_share,
+    ),
+    Mutant(
+        "seed-byte",
+        "bits 8 to 15 of the seed are lost",
+        "independence",
+        "quick",
+        faults_of_input.seed_byte_lost,
+    ),
+    Mutant(
+        "rows-repeat",
+        "rows past 192 read the first's states",
+        "goodness",
+        "quick",
+        faults_of_input.rows_repeat,
+    ),
+    Mutant("few-greedy", "greedy below 4 rows", "goodness", "quick", faults_of_input.few_rows_greedy),
+    Mutant(
+        "position-cut",
+        "16 bits of a position from the host",
+        "pathwise",
+        "quick",
+        _CONTROL,
+        faults_of_input.position_16_bits,
+    ),
+    Mutant(
+        "temperature-switch",
+        "temperatures by row are 0 or 1",
+        "pathwise",
+        "quick",
+        _CONTROL,
+        faults_of_input.temperature_switch,
+    ),
     Mutant("shard-noise", "noise by place in a shard", "ranks", "quick", _CONTROL, faults.shard_noise),
 )
 

@@ -36,17 +36,18 @@ class Expected:
 
 def expected(
     logits: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     seed: int | Tensor,
     position: int | Tensor,
     sample: int,
     algorithm: str,
 ) -> Expected:
-    """logits [B, V] (y, -inf where forbidden) -> what `algorithm` must draw; temperature > 0.
+    """logits [B, V] (y, -inf where forbidden) -> what `algorithm` must draw; temperature > 0, one or [B].
 
     seed and position as in `fsample_kernels.sample`. Rows without a finite logit are not meant for this.
     """
-    x = logits.detach().cpu().double() * (noise.LOG2_E / temperature)  # [B, V] base 2
+    degrees = torch.as_tensor(temperature, dtype=torch.float64).expand(logits.shape[0])
+    x = logits.detach().cpu().double() * (noise.LOG2_E / degrees)[:, None]  # [B, V] base 2
     streams = noise.row_streams(_host(seed), _host(position), x.shape[0], torch.device("cpu")).lanes()
     if algorithm == "element":
         return _element(x, streams, sample)

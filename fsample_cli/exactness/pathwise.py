@@ -13,15 +13,19 @@ from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
 from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import Library, Subject
+from fsample_kernels import noise
 
 TEST = "pathwise"
 CHECKED, SAMPLES = 33, 2  # rows that the oracle, which is slow, looks at
 VOCABS = {"element": (129, 1000, 4097), "grouped": (129, 1000, 4097), "online": (4095, 4097, 9000)}
+TEMPERATURES = torch.tensor([0.5, 1.0, 2.0])  # of rows
 STATED_RATE = 1e-3  # share of draws that may be near-ties; measured: below 1e-4
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
-    """Random heads and states; seeds from the host for all rows, and one per row with its own position."""
+    """Random heads and states; seeds and the last positions there are from the host for all rows, and one of
+    each per row, with its own temperature.
+    """
     assert subject.library is not None and subject.noise is not None
     return [_one(subject, subject.library, subject.noise, vocab, plan) for vocab in VOCABS[subject.noise]]
 
@@ -35,21 +39,26 @@ def _one(subject: Subject, library: Library, algorithm: str, vocab: int, plan: P
     logits = float64_logits(hidden[:CHECKED], weight)
     seeds = torch.randint(2**62, (rows,), generator=generator)
     positions = torch.randint(2**32, (rows,), generator=generator)
+    degrees = TEMPERATURES[torch.arange(rows) % len(TEMPERATURES)]
     wrong, near, draws, example = 0, 0, 0, ""
     for call in range(plan.samples):
-        temperature = (1.0, 0.5)[call % 2]
         seed: int | Tensor
         position: int | Tensor
+        temperature: float | Tensor
         if call % 2:
-            seed, position = plan.case_seed(f"{case.name} {call}"), call
+            seed, position, temperature = (
+                plan.case_seed(f"{case.name} {call}"),
+                noise.MAX_POSITION - call,
+                0.5,
+            )
             result = forms.plain(
                 library, hidden, weight, temperature=temperature, seed=seed, position=position
             )
         else:
-            seed, position = seeds[:CHECKED] + call, positions[:CHECKED]
+            seed, position, temperature = seeds[:CHECKED] + call, positions[:CHECKED], degrees[:CHECKED]
             result = forms.by_row(
-                library, hidden, weight, temperature=temperature, seed=(seeds + call).to(plan.device),
-                position=positions.to(plan.device), num_samples=SAMPLES,
+                library, hidden, weight, temperature=degrees.to(plan.device),
+                seed=(seeds + call).to(plan.device), position=positions.to(plan.device), num_samples=SAMPLES,
             )  # fmt: skip
         drawn = result.ids[:CHECKED].cpu()
         for sample in range(drawn.shape[1]):

@@ -8,20 +8,21 @@ from functools import cache
 from scipy import special
 
 from fsample_cli.exactness import laws
+from fsample_cli.exactness.goodness_of_fit import TWO_SIDED_DOF
 from fsample_cli.exactness.result import Sensitivity
 
 
 @cache
 def smallest_noncentrality(dof: int, alpha: float, power: float) -> float:
     """Noncentrality at which a chi-squared test of level alpha with dof degrees of freedom rejects with
-    this power.
+    this power, by its upper tail, which has half of the level from TWO_SIDED_DOF on.
     """
     _check(alpha, power)
     if dof < 1:
         raise ValueError(f"dof must be at least 1, got {dof}")
     if power <= alpha:
         return 0.0
-    cut = laws.chi_squared_isf(alpha, dof)
+    cut = laws.chi_squared_isf(alpha / 2 if dof >= TWO_SIDED_DOF else alpha, dof)
     low, high = 0.0, 10.0 + cut
     while laws.noncentral_chi_squared_sf(cut, dof, high) < power:
         high *= 2

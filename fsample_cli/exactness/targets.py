@@ -82,6 +82,11 @@ def skewed(vocab: int, seed: int) -> Target:
     return Target("skewed", to_bf16(-1.1 * np.log(ranks)))
 
 
+def shifted(vocab: int, seed: int, by: float) -> Target:
+    """A skewed target with all logits moved: the distribution of the moved ones, which bf16 rounds more."""
+    return Target(f"skewed{by:+g}", to_bf16(skewed(vocab, seed).logits + by))
+
+
 def peaked(vocab: int) -> Target:
     """One token with about 0.9 in the middle of the ids, the rest alike."""
     logits = np.full(vocab, -math.log(9.0 * (vocab - 1)) if vocab > 1 else 0.0)

@@ -36,12 +36,19 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
 
 
 def _holes(plan: Plan) -> list[Target]:
-    """Half the tokens at -inf; one live token alone; one live token at the end of many, far below 0."""
+    """Half the tokens at -inf; one live token alone, far below anything that could stand for -inf, also at
+    temperature 10; one live token at the end of many.
+    """
     alone = np.full(512, -np.inf)
-    alone[300] = -17.0
+    alone[300] = -1000.0
     last = np.full(plan.vocabs[1], -np.inf)
     last[-1] = 3.0
-    return [targets.masked(512, plan.seed), Target("one live", alone), Target("last live", last)]
+    return [
+        targets.masked(512, plan.seed),
+        Target("one live", alone),
+        Target("one live T=10", alone, 10.0),
+        Target("last live", last),
+    ]
 
 
 def _minus_infinity(subject: Subject, plan: Plan, target: Target) -> TestResult:

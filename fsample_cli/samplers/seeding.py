@@ -13,15 +13,15 @@ _MASK = 2**64 - 1
 
 
 def call_seed(seed: int, position: int) -> int:
-    """The one seed, 63 bits, of a sampler that knows no position: (seed + hash(position)) mod 2^63.
+    """The one seed, 63 bits, of a sampler that knows no position: (seed XOR hash(position)) mod 2^63.
 
-    The seed itself is added, not hashed: so neighbouring seeds of a test reach the sampler as neighbours, and
-    one whose draws at s and s + 1 are tied is seen. The hash is splitmix64's finaliser.
+    The seed itself is not hashed: seeds that differ in one bit, as an even s and s + 1 do, reach the sampler
+    as such, and one that ties their draws is seen. The hash is splitmix64's finaliser.
     """
     word = ((position + 1) * _GOLDEN) & _MASK
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
-    return (seed + (word ^ (word >> 31))) % 2**63
+    return (seed ^ word ^ (word >> 31)) % 2**63
 
 
 def seed_default_generator(device: torch.device, seed: int, position: int) -> None:

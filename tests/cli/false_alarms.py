@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from fsample_cli.exactness import battery, session
 from fsample_cli.exactness.plan import make_plan
 from fsample_cli.exactness.result import TestResult
 from fsample_cli.measure import environment
-from tests.cli.perfect import Perfect, is_continuous
+from tests.cli.perfect import Perfect, continuous
 
 ALPHAS = (0.01, 0.05, 0.2)
 
@@ -45,29 +44,26 @@ def one_run(seed: int) -> list[TestResult]:
 def main() -> None:
     runs, started = int(sys.argv[1]), time.perf_counter()
     failed = dict.fromkeys(ALPHAS, 0)
-    cases: dict[tuple[str, str], list[float]] = defaultdict(list)
+    every: list[TestResult] = []
     for seed in range(runs):
         results = one_run(seed)
         for alpha in ALPHAS:
             failed[alpha] += not battery.passed(battery.judge(results, alpha))
-        for result in results:
-            if result.p_value is not None:
-                cases[result.test, result.case].append(result.p_value)
+        every += results
     machine = environment.collect()
     print(f"{runs} runs of level quick on a perfect sampler; commit {machine.short_commit}, {machine.date}")
     print(f"{machine.cpu}, torch {machine.torch}; {time.perf_counter() - started:.0f} s")
-    print(f"{sum(map(len, cases.values())) / runs:.1f} p-values a run\n")
+    p_values = np.array([result.p_value for result in every if result.p_value is not None])
+    print(f"{len(p_values) / runs:.1f} p-values a run\n")
     for alpha, count in failed.items():
         print(f"alpha {alpha:<4g} {count:3d} runs with a failure, share {count / runs:.3f}")
-    # chi-squared of two cells and counts are discrete, and so conservative
-    dense = {key: p for key, p in cases.items() if is_continuous(key, p)}
+    dense = continuous(every)  # counts, and so chi-squared of two cells, are discrete and conservative
     fits = {key: float(stats.kstest(p, "uniform").pvalue) for key, p in dense.items()}
     print(f"\nKolmogorov-Smirnov for uniform p-values, {len(fits)} continuous cases:")
     for key, p in sorted(fits.items(), key=lambda item: item[1])[:5]:
         print(f"  p = {p:.4f}  {' '.join(key)}")
     print(f"  these p-values themselves: p = {stats.kstest(list(fits.values()), 'uniform').pvalue:.3f}")
-    for what, chosen in (("continuous", dense), ("all", cases)):
-        pooled = np.concatenate([np.array(p) for p in chosen.values()])
+    for what, pooled in (("continuous", np.concatenate(list(dense.values()))), ("all", p_values)):
         shares = ", ".join(f"{(pooled <= level).mean() / level:.2f}" for level in (0.05, 0.01, 0.001, 1e-4))
         print(f"share of {len(pooled):,} {what} p-values below 0.05, 0.01, 0.001, 1e-4, of nominal: {shares}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fsample_cli.exactness import forms
+from fsample_cli.exactness.result import TestResult
 from fsample_cli.exactness.subject import Subject
 from fsample_kernels.types import SampleResult
 
@@ -89,22 +91,28 @@ class Perfect:
     ) -> Floats:
         """[B, K]. A seed or position of its own is a row's stream; otherwise rows follow in one."""
         rows = len(marks)
-        seeds, positions = (torch.as_tensor(value) for value in (seed, position))
-        if seeds.dim() or positions.dim():
-            keys = zip(seeds.expand(rows).tolist(), positions.expand(rows).tolist(), marks, strict=True)
+        seeds, positions = _listed(seed), _listed(position)
+        if len(seeds) > 1 or len(positions) > 1:
+            whole = seeds * (rows // len(seeds)), positions * (rows // len(positions))
+            keys = zip(*whole, marks, strict=True)
             return np.array([[self._stream(*key, k).random() for k in range(num_samples)] for key in keys])
         u = np.empty((rows, num_samples))
         of_row = np.array(marks)
         for mark in set(marks):
             here = of_row == mark
             for k in range(num_samples):
-                u[here, k] = self._stream(int(seeds), int(positions), mark, k).random(rows)[here]
+                u[here, k] = self._stream(seeds[0], positions[0], mark, k).random(rows)[here]
         return u
 
     def _stream(self, seed: int, position: int, mark: int, sample: int) -> np.random.Generator:
         key = np.array([seed % 2**64, position], dtype=np.uint64)
         counter = np.array([0, mark, sample, self.salt], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def _listed(value: int | Tensor) -> list[int]:
+    """One for all rows, or one a row."""
+    return value.reshape(-1).tolist() if isinstance(value, Tensor) else [value]
 
 
 def _kinds(hidden: Tensor, mask: Tensor | None, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -131,11 +139,17 @@ def _allowed(mask: Tensor | None, kinds: Tensor, vocab: int, vocab_size: int | N
     return within & (rows[kinds] if mask.dtype == torch.bool else forms.unpack(rows[kinds], vocab))
 
 
-def is_continuous(key: tuple[str, str], p_values: list[float]) -> bool:
-    """Whether a case's p-values over many runs are uniform, or so finely discrete as to seem it; the largest
-    correlation's are a bound.
+def continuous(results: Iterable[TestResult]) -> dict[tuple[str, str], list[float]]:
+    """The p-values over many runs, by test and case, that should be uniform: of statistics with a continuous
+    law, if they are no more than finely discrete themselves. The largest correlation's are a bound.
     """
-    return len(set(p_values)) > 0.5 * len(p_values) and "correlation" not in key[1]
+    cases: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        seen = result.sensitivity
+        if result.p_value is not None and seen is not None and seen.law in ("chi-squared", "normal"):
+            if seen.tries == 1:
+                cases.setdefault((result.test, result.case), []).append(result.p_value)
+    return {key: found for key, found in cases.items() if len(set(found)) > 0.5 * len(found)}
 
 
 def _by_row(

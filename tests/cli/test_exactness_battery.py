@@ -32,7 +32,7 @@ from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import LEVELS, SIZES, Level, Plan, for_online, make_plan
 from fsample_cli.exactness.result import Law, Sensitivity, TestResult, timed
 from fsample_cli.exactness.subject import Subject
-from tests.cli.perfect import Perfect, is_continuous
+from tests.cli.perfect import Perfect, continuous
 
 RUNS = 300
 CHANCY = (fit_targets, tails, independence, ranks)
@@ -97,11 +97,11 @@ def test_p_values_of_a_perfect_sampler_are_uniform(wolf: list[list[TestResult]])
         for result in results:
             if result.p_value is not None:
                 by_case.setdefault((result.test, result.case), []).append(result.p_value)
-    continuous = [key for key, found in by_case.items() if is_continuous(key, found)]
-    tests = {test for test, _ in continuous}
-    assert len(continuous) > 50 and tests == {"goodness", "independence", "ranks", "logprob", "invariance"}
-    worst = min(float(stats.kstest(by_case[key], "uniform").pvalue) for key in continuous)
-    assert worst > 0.001 / len(continuous), worst
+    uniform = continuous(result for results in wolf for result in results)
+    tests = {test for test, _ in uniform}
+    assert len(uniform) > 50 and tests == {"goodness", "independence", "ranks", "logprob", "invariance"}
+    worst = min(float(stats.kstest(found, "uniform").pvalue) for found in uniform.values())
+    assert worst > 0.001 / len(uniform), worst
     for key, found in by_case.items():  # discrete ones may be conservative, never the other way
         for level in (0.01, 0.05, 0.2):
             below = sum(p <= level for p in found)
@@ -181,7 +181,8 @@ def test_the_largest_correlation_is_named_with_its_lag(right: bool) -> None:
     grid = torch.randint(512, (16, 256), generator=torch.Generator().manual_seed(3))
     if not right:
         grid[2:, :-37] = torch.where(torch.rand(14, 219) < 0.5, grid[:-2, 37:], grid[2:, :-37])
-    found = independence._every_lag(Case("t", Subject("s", Perfect(0).draw), ""), grid)
+    case = Case("t", Subject("s", Perfect(0).draw), "")
+    found = independence._every_lag(case, "at any lag", independence._centred(grid))
     assert found.p_value is not None and (found.p_value > 1e-4) == right
     assert ("step+2 row-37" in found.note) != right
 
@@ -276,7 +277,7 @@ def test_draws_grow_until_a_tail_expects_enough_or_the_budget_ends() -> None:
     for p_values, shown in ((500, True), (5000, False)):  # 11 expected: enough among 500, not among 5,000
         ended = tails.planned_draws(dataclasses.replace(plan, p_values=p_values), 11 / (2_000_000 // 512))[1]
         assert (ended == tails.MISSING_SHOWS) == shown
-    assert make_plan("deep", "cuda", torch.bfloat16, 0, 0.01, samplers=15).p_values == 15 * 255
+    assert make_plan("deep", "cuda", torch.bfloat16, 0, 0.01, samplers=15).p_values == 15 * 300
     draws, why = tails.planned_draws(plan, 1e-9)
     assert (draws, why) == (2_000_000 // 512 // 20, "budget ended: only an excess shows")
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fsample_cli.exactness import battery, fit_targets, laws, power
-from fsample_cli.exactness.goodness_of_fit import chi_squared, g_test, near_the_law, pool, softmax64
+from fsample_cli.exactness.goodness_of_fit import (
+    TWO_SIDED_DOF,
+    Floats,
+    chi_squared,
+    g_test,
+    near_the_law,
+    pool,
+    softmax64,
+)
 from fsample_cli.exactness.holm import SMALLEST_ALPHA, holm
 from fsample_cli.exactness.result import Sensitivity
 
@@ -109,11 +117,11 @@ def test_p_values_are_uniform_far_into_the_tail() -> None:
         assert (np.abs(share - level) < room).all(), (level, share)
 
 
-def beyond(small: float, count: int, large: int, levels: list[float]) -> list[float]:
-    """P(Pearson's statistic > the law's cut) / level: `count` Poisson cells that expect `small` draws each
-    and `large` that expect very many, beside one that takes the rest. On a grid of 0.01, convolved.
+def sums(small: float, count: int, large: int, step: float) -> Floats:
+    """Chances of Pearson's statistic on a grid: `count` Poisson cells that expect `small` draws each and
+    `large` that expect very many, beside one that takes the rest. Convolved.
     """
-    step, dof = 0.01, count + large
+    dof = count + large
     size = 1 << math.ceil(math.log2(4 * stats.chi2.isf(1e-8, dof) / step))
     draws = np.arange(small + 40 * math.sqrt(small) + 60)
     cell = np.zeros(size)
@@ -123,7 +131,14 @@ def beyond(small: float, count: int, large: int, levels: list[float]) -> list[fl
     if large:
         edges = np.maximum(np.arange(size + 1) * step - step / 2, 0)
         law *= np.fft.rfft(np.diff(stats.chi2.cdf(edges, large)))
-    chances = np.fft.irfft(law, size)
+    return np.asarray(np.fft.irfft(law, size))
+
+
+def beyond(small: float, count: int, large: int, levels: list[float]) -> list[float]:
+    """P(Pearson's statistic > the law's cut) / level."""
+    step, dof = 0.01, count + large
+    chances = sums(small, count, large, step)
+    size = len(chances)
     first = [int(stats.chi2.isf(level, dof) / step) for level in levels]
     return [float(chances[f : size // 2].sum()) / level for f, level in zip(first, levels, strict=True)]
 
@@ -141,6 +156,25 @@ def test_cells_that_pass_keep_the_far_tail_within_what_holm_allows(dof: int, sha
     found = beyond(small, count, dof - count, [1e-4, 1e-5, 1e-6, lowest])
     assert max(found) <= battery.CHI_SQUARED_TAIL, found
     assert found[2] <= 2.2, found
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2, 0.01])
+@pytest.mark.parametrize("dof", [TWO_SIDED_DOF, 12, 40, 100, 300])
+def test_statistics_that_are_too_small_follow_the_law_too(dof: int, share: float) -> None:
+    count = max(1, round(share * dof))
+    small = max(10.0, (40 + 1400 / dof) * count / dof / 2)
+    levels = [1e-4, 1e-6, 5e-8]
+    step = min(0.01, float(stats.chi2.ppf(levels[-1], dof)) / 100)
+    below = sums(small, count, dof - count, step).cumsum()
+    for level in levels:
+        assert below[int(stats.chi2.ppf(level, dof) / step)] / level < 1.3, level
+
+
+def test_draws_that_are_too_even_fail() -> None:
+    p = np.full(64, 1 / 64)
+    assert chi_squared(np.full(64, 100), p).p_value < 1e-30 and g_test(np.full(64, 100), p).p_value < 1e-30
+    fair = np.random.default_rng(1).multinomial(6400, p)
+    assert chi_squared(fair, p).p_value > 1e-3
 
 
 def test_of_two_cells_the_p_value_is_the_exact_binomial_one() -> None:
@@ -169,7 +203,7 @@ def test_chi_squared_and_its_noncentral_law_are_those_of_scipy_stats(dof: int, a
         noncentrality = sd * math.sqrt(2 * dof)
         right = stats.ncx2.sf(cut, dof, noncentrality)
         assert laws.noncentral_chi_squared_sf(cut, dof, noncentrality) == pytest.approx(right, abs=1e-6)
-    found = power.smallest_noncentrality(dof, alpha, 0.8)
+    found = power.smallest_noncentrality(dof, 2 * alpha if dof >= TWO_SIDED_DOF else alpha, 0.8)
     assert stats.ncx2.sf(cut, dof, found) == pytest.approx(0.8, abs=1e-5)
 
 

@@ -106,7 +106,7 @@ def test_verify_fails_one_that_returns_no_tensor_and_keeps_the_rest(
     done = fsample(*VERIFY, "--test", "range", "--sampler", names, "--output", out)
     assert done.code == 1 and done.err == "", done.err
     rows = json.loads(out.read_text())["results"]
-    assert [row["verdict"] for row in rows if row["sampler"].endswith("right")] == ["pass"] * 6
+    assert [row["verdict"] for row in rows if row["sampler"].endswith("right")] == ["pass"] * 12
     [failed] = [row for row in rows if row["sampler"].endswith("no_tensor")]
     assert failed["verdict"] == "fail" and "must return a tensor of ids, got list" in failed["note"]
 
