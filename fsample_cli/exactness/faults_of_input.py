@@ -58,6 +58,14 @@ def seed_byte_lost(hidden: Tensor, weight: Tensor, *, temperature: float, seed: 
     return _honest(hidden, weight, temperature=temperature, seed=seed & ~0xFF00, position=position)
 
 
+def first_row_of_many_ids(
+    hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
+) -> Tensor:
+    """With many ids all rows are drawn from the first one's logits."""
+    states = hidden[:1].expand(len(hidden), -1) if len(weight) > 1024 else hidden
+    return _honest(states, weight, temperature=temperature, seed=seed, position=position)
+
+
 def few_rows_greedy(
     hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int
 ) -> Tensor:

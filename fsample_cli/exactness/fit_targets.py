@@ -45,9 +45,12 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
         drawn = count(subject, target, _draws(target, plan), case.name, plan)
         results += judge_counts(case, target, drawn)
     if not plan.only:
-        for vocab in plan.vocabs[:2]:
-            results += _kinds(subject, plan, vocab)
-        results += [*_small_batches(subject, plan), *_cold(subject, plan)]
+        results += [
+            *_kinds(subject, plan),
+            *_peaks(subject, plan),
+            *_small_batches(subject, plan),
+            *_cold(subject, plan),
+        ]
     return results
 
 
@@ -85,22 +88,44 @@ def all_targets(plan: Plan) -> list[Target]:
     return [target for target in found if not plan.only or target.name in plan.only]
 
 
-def _kinds(subject: Subject, plan: Plan, vocab: int) -> list[TestResult]:
+def _kinds(subject: Subject, plan: Plan) -> list[TestResult]:
     """Rows of several distributions in one call, as large as those of the other targets: row b has the
     distribution b mod KINDS.
     """
+    vocab = plan.vocabs[0]
     kinds = [targets.skewed(vocab, plan.seed + kind) for kind in range(KINDS)]
     case = Case(TEST, subject, f"rows of {KINDS} kinds V={vocab}")
-    draws = plan.few(vocab)
-    rows = plan.rows(vocab, plan.budget(vocab))
-    hidden, weight = targets.together(kinds, rows, plan.device, plan.dtype)
-    drawn = count_rows(subject, hidden, weight, KINDS, -(-draws // rows), 1.0, plan.case_seed(case.name))
+    drawn = _together(case, kinds, plan)
     if drawn.out_of_range:
         return [case.rule("range", True, drawn.draws, drawn.complaint)]
     return [
         case.fit(f"kind {kind}", chi_squared(counts, target.probabilities), int(counts.sum()))
         for kind, (counts, target) in enumerate(zip(drawn.counts, kinds, strict=True))
     ]
+
+
+def _peaks(subject: Subject, plan: Plan) -> list[TestResult]:
+    """The same with many ids: rows that have a likely id each, which a dozen draws a kind tell apart."""
+    vocab = plan.vocabs[1]
+    likely = [(kind + 1) * vocab // (KINDS + 1) for kind in range(KINDS)]
+    kinds = [targets.peaked(vocab, at) for at in likely]
+    case = Case(TEST, subject, f"rows of {KINDS} peaks V={vocab}")
+    drawn = _together(case, kinds, plan)
+    if drawn.out_of_range:
+        return [case.rule("range", True, drawn.draws, drawn.complaint)]
+    mass = float(kinds[0].probabilities[likely[0]])
+    return [
+        case.events(f"peak {kind}", int(counts[at]), int(counts.sum()), mass, "mass of the likely id")
+        for kind, (counts, at) in enumerate(zip(drawn.counts, likely, strict=True))
+    ]
+
+
+def _together(case: Case, kinds: list[Target], plan: Plan) -> Drawn:
+    vocab = kinds[0].vocab
+    rows = plan.rows(vocab, plan.budget(vocab))
+    hidden, weight = targets.together(kinds, rows, plan.device, plan.dtype)
+    calls = -(-plan.few(vocab) // rows)
+    return count_rows(case.subject, hidden, weight, len(kinds), calls, 1.0, plan.case_seed(case.name))
 
 
 def _small_batches(subject: Subject, plan: Plan) -> list[TestResult]:

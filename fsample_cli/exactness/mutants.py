@@ -265,6 +265,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "quick",
         faults_of_input.rows_repeat,
     ),
+    Mutant(
+        "first-of-many",
+        "with many ids every row drawn from the first",
+        "goodness",
+        "quick",
+        faults_of_input.first_row_of_many_ids,
+    ),
     Mutant("few-greedy", "greedy below 4 rows", "goodness", "quick", faults_of_input.few_rows_greedy),
     Mutant(
         "position-cut",

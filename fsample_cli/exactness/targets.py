@@ -87,10 +87,10 @@ def shifted(vocab: int, seed: int, by: float) -> Target:
     return Target(f"skewed{by:+g}", to_bf16(skewed(vocab, seed).logits + by))
 
 
-def peaked(vocab: int) -> Target:
-    """One token with about 0.9 in the middle of the ids, the rest alike."""
+def peaked(vocab: int, at: int | None = None) -> Target:
+    """One token with about 0.9, in the middle of the ids unless told, the rest alike."""
     logits = np.full(vocab, -math.log(9.0 * (vocab - 1)) if vocab > 1 else 0.0)
-    logits[vocab // 2] = 0.0
+    logits[vocab // 2 if at is None else at] = 0.0
     return Target("peaked", to_bf16(logits))
 
 

@@ -46,8 +46,8 @@ def sample(
         p[b]    = softmax(y[b] / temperature[b])
 
     The draw is exact given the fp32 logits: every probability is right to 1 % relative down to 2**-40 of the
-    row's total, and to 2**-44 absolute below that (`noise="element"`: Gumbel noise cut at 33 ln 2 = 22.87).
-    That is while |y / temperature| <= 2**16; beyond, an fp32 score has too few digits for the noise of ties.
+    row's total, and to 2**-44 absolute below that (`noise="element"`: 2**-30 and 2**-32, its Gumbel noise is
+    cut at 33 ln 2 = 22.87). That is while |y / temperature| <= 2**14: beyond, fp32 has too few digits.
 
     Args:
         hidden: [B, D] bfloat16, float16 or float32, any strides. B <= 2**24.

@@ -24,9 +24,17 @@ def test_verify_prints_the_claim_of_each_mode(fsample: Fsample) -> None:
     assert list(printed) == ["fused:grouped", "fused:element:exact", "fused:online"]
     for name in ("fused:grouped", "fused:online"):
         assert "1% down to 2^-40" in printed[name] and "2^-44 absolute" in printed[name]
-        assert "total variation under 2^-20" in printed[name] and "fast log" in printed[name]
+        assert (
+            "total variation under 2^-20 + 2^-23 |y / temperature|" in printed[name]
+            and "fast log" in printed[name]
+        )
     element = printed["fused:element:exact"]
-    assert "1% down to 2^-30" in element and "ends at 22.87" in element and "library log" in element
+    assert (
+        "1% down to 2^-30" in element
+        and "under V 2^-33 + 2^-23 |y" in element
+        and "ends at 22.87" in element
+        and "library log" in element
+    )
     table = " ".join(render(Record.from_dict(record), "table").split())
     assert "fused:grouped: probabilities right to 1% down to 2^-40" in table
     assert "fused:online: probabilities right to 1% down to 2^-40" in table
