@@ -8,7 +8,8 @@ for.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,27 +191,58 @@ def device_of(problem: Problem) -> torch.device:
     return source.device
 
 
+class _Precision:
+    """A setting of torch's for fp32 products, and the calls that hold it at full fp32 now.
+
+    Every thread has the same one. Each call restoring what it found would let a call that ends take the
+    setting from one that still runs, and leave ours to the user: so the first in saves, the last out
+    restores.
+    """
+
+    def __init__(self, full: str, get: Callable[[], str], put: Callable[[str], None]) -> None:
+        self._full, self._get, self._put = full, get, put
+        self._lock, self._inside, self._before = threading.Lock(), 0, ""
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = self._get()
+                self._put(self._full)
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._put(self._before)
+
+
+def _precision_of(backend: Any) -> _Precision:
+    """That of a back end's products. torch before 2.9 has no name for it, and one setting for all."""
+    if not hasattr(backend, "fp32_precision"):
+        return _EVERYWHERE
+    return _Precision(
+        "ieee", lambda: str(backend.fp32_precision), lambda to: setattr(backend, "fp32_precision", to)
+    )
+
+
+_EVERYWHERE = _Precision("highest", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+_PRECISION = {
+    "cuda": _precision_of(torch.backends.cuda.matmul),
+    "cpu": _precision_of(getattr(torch.backends.mkldnn, "matmul", None)),
+}
+
+
 @contextmanager
 def full_fp32_products(device: torch.device) -> Iterator[None]:
     """fp32 inputs mean full fp32 products, whatever torch.set_float32_matmul_precision was told.
 
     "medium" means bf16 products on a CPU, "high" TF32 on a GPU. The setting is the process's, as torch has
-    it, and is put back afterwards. torch before 2.9 has one setting for both and no name for it in each
-    back end.
+    it: it is put back when no call is inside any more, on any thread. One made meanwhile is lost.
     """
-    backends = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend: Any = getattr(backends, "matmul", None)
-    if hasattr(backend, "fp32_precision"):
-        before = backend.fp32_precision
-        backend.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            backend.fp32_precision = before
-    else:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+    precision = _PRECISION["cuda" if device.type == "cuda" else "cpu"]
+    precision.enter()
+    try:
+        yield
+    finally:
+        precision.leave()

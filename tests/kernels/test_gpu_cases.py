@@ -152,6 +152,13 @@ def test_sampled_rows_beside_greedy_ones(kernel: Implementation, noise: Noise, s
 
     ids = draw(slice(0, 4))
     y = weight[:, 0].double().masked_fill(~allowed, -torch.inf)
+    for seed in (0, 1, -1, 1 << 62):
+        others = seeds + seed
+        few = sample(
+            hidden, weight, temperature=temperature, seed=others, num_samples=8, mask=allowed, noise=noise,
+            implementation=kernel,
+        ).ids  # fmt: skip
+        assert (few[[0, 2]] == y.argmax()).all() and len(set(few[1].tolist())) > 1
     assert (ids[[0, 2]] == y.argmax()).all()
     for row in (1, 3):
         assert torch.equal(draw(slice(row, row + 1))[0], ids[row])
@@ -162,6 +169,58 @@ def test_sampled_rows_beside_greedy_ones(kernel: Implementation, noise: Noise, s
         cells, wanted = (torch.cat([of[large], of[~large].sum()[None]]) for of in (counts, expected))
         statistic, freedom = float(((cells - wanted).square() / wanted).sum()), len(cells) - 1
         assert statistic <= freedom + 6 * math.sqrt(2 * freedom), (row, statistic, freedom)
+
+
+# 17 rows leave a part of a row tile empty, 33 and 129 fill one and open another.
+@noises
+@pytest.mark.parametrize("rows", [5, 17, 33, 129])
+def test_rows_of_a_request_use_its_parameters(kernel: Implementation, noise: Noise, rows: int) -> None:
+    """Requests of two, two and one rows at successive positions, again and again: each row is as alone.
+
+    The parameters are views: what lies around them would be seen in a row that took it.
+    """
+    row = torch.arange(rows, device=GPU)
+    request = torch.tensor([0, 0, 1, 1, 2], device=GPU)[row % 5]
+    temperature = torch.tensor([0.5, 1.5, 0.0], device=GPU)[request]
+    seed = torch.tensor([1, 2, 3], device=GPU)[request]
+    position = torch.tensor([10, 11, 3, 4, 8], device=GPU)[row % 5] + 20 * (row // 5)
+    hidden, weight = exact(torch.randn(3000, generator=torch.Generator().manual_seed(9)), rows)
+
+    def inside(of: Tensor, other: float) -> Tensor:
+        around = torch.full_like(of, other)
+        return torch.cat([around, of, around])[rows : 2 * rows]
+
+    ids = sample(
+        hidden, weight, temperature=inside(temperature, math.nan), seed=inside(seed, 99),
+        position=inside(position, -1), num_samples=2, noise=noise, implementation=kernel,
+    ).ids  # fmt: skip
+    assert int(ids.min()) >= 0
+    for one in range(rows):
+        alone = sample(
+            hidden[:1], weight, temperature=float(temperature[one]), seed=seed[one : one + 1],
+            position=int(position[one]), num_samples=2, noise=noise, implementation=kernel,
+        ).ids  # fmt: skip
+        assert torch.equal(alone[0], ids[one]), one
+
+
+@pytest.mark.parametrize("implementation", ["auto", "hopper", "triton", "unfused", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, DTYPE])
+def test_a_head_bias_is_added_once_on_every_path(implementation: Implementation, dtype: torch.dtype) -> None:
+    """50 at id 17 of 50,257, then at the last, whose block is not full; the logit says that it came once."""
+    if implementation == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    generator = torch.Generator(GPU).manual_seed(10)
+    weight = torch.randn(50_257, 64, generator=generator, device=GPU).to(DTYPE)
+    hidden = (torch.randn(33, 64, generator=generator, device=GPU) / 8).to(DTYPE)
+    for planted in (17, 50_256):
+        bias = torch.zeros(50_257, dtype=dtype, device=GPU)
+        bias[planted] = 50
+        result = sample(
+            hidden, weight, temperature=0.0, head_bias=bias, want_lse=True, implementation=implementation
+        )
+        assert result.ids.tolist() == [[planted]] * 33 and result.lse is not None
+        want = hidden.double() @ weight[planted].double() + 50
+        torch.testing.assert_close(result.lse.double(), want, rtol=0, atol=1e-3)
 
 
 def test_greedy_ids_are_those_of_a_float64_product(kernel: Implementation) -> None:
@@ -306,15 +365,37 @@ def test_rows_of_any_stride(dtype: torch.dtype, size: int) -> None:
     assert torch.equal(ids[:, 0], y.argmax(1)) or size >= 300
 
 
-def test_fp32_products_are_full_fp32() -> None:
+@pytest.fixture
+def tf32_products() -> Iterator[None]:
+    """What a user may have asked of fp32 products; torch's own are full fp32 without it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("tf32_products")
+@pytest.mark.parametrize(
+    ("implementation", "noise"),
+    [("auto", "grouped"), ("triton", "grouped"), ("triton", "element"), ("reference", "grouped"),
+     ("reference", "element"), ("auto", "online")],
+)  # fmt: skip
+def test_fp32_products_are_full_fp32(implementation: Implementation, noise: Noise) -> None:
     """Two rows of W that differ by 1e-5: TF32, with ten bits, cannot tell them apart."""
     generator = torch.Generator(GPU).manual_seed(8)
     weight = torch.randn(4096, 4096, generator=generator, device=GPU)
     hidden = torch.randn(16, 4096, generator=generator, device=GPU)
     weight[7] = hidden[0] * 3
     weight[4000] = weight[7] * (1 + 1e-5)
-    ids = sample(hidden, weight, temperature=0.0).ids
-    assert torch.equal(ids[:, 0], (hidden.double() @ weight.double().T).argmax(1)) and int(ids[0]) == 4000
+    y = hidden.double() @ weight.double().T
+    result = sample(
+        hidden, weight, temperature=0.0, noise=noise, store_logits=True, implementation=implementation
+    )
+    assert torch.equal(result.ids[:, 0], y.argmax(1)) and int(result.ids[0]) == 4000
+    assert result.logits is not None
+    # Of terms of size 1, fp32 loses some 1e-5 in a sum, TF32 some 1e-2.
+    assert float((result.logits[1:] - y[1:]).abs().max()) < 1e-3
+    assert torch.get_float32_matmul_precision() == "high"
 
 
 def test_fp16_sums_stay_in_fp32(kernel: Implementation) -> None:

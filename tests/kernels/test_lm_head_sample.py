@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fsample_kernels import reference, sample, sample_logits, words
 from fsample_kernels.ops import arguments, configs, lm_head_sample
@@ -70,6 +73,54 @@ def test_rows_have_their_own_parameters(make_problem: MakeProblem, noise: str) -
         problem, hidden=problem.hidden[2:3], temperature=2.0, seed=torch.tensor([1 << 40]), position=3
     )
     assert lm_head_sample.run(solo).ids.tolist() == result.ids[2:3].tolist()
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.uint64]]:
+    """The addresses that kernels read, lanes that a mask leaves out aside."""
+    from triton.runtime import interpreter
+
+    addresses: list[NDArray[np.uint64]] = []
+    load = interpreter.InterpreterBuilder.create_masked_load
+
+    def record(builder: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        addresses.append(ptrs.data[mask.data])
+        return load(builder, ptrs, mask, *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", record)
+    return addresses
+
+
+# 17 rows leave 15 lanes of a row tile, 33 fill one and open another for a single row.
+@pytest.mark.parametrize("B", [5, 17, 33])
+def test_rows_of_a_request_use_its_parameters_and_load_no_others(
+    loaded: list[NDArray[np.uint64]], B: int
+) -> None:
+    """Requests of two, two and one rows at successive positions, again and again: each row is as alone."""
+    row = torch.arange(B)
+    request = torch.tensor([0, 0, 1, 1, 2])[row % 5]
+    parameters = {
+        "temperature": torch.tensor([0.5, 1.5, 0.0])[request],
+        "seed": torch.tensor([1, 2, 3])[request],
+        "position": torch.tensor([10, 11, 3, 4, 8])[row % 5] + 20 * (row // 5),
+    }
+    inside = {name: torch.cat([of, of, of])[B : 2 * B] for name, of in parameters.items()}
+    generator = torch.Generator().manual_seed(9)
+    hidden = torch.randint(-2, 3, (B, 16), generator=generator).float()  # sums that no order rounds
+    weight = torch.randint(-8, 9, (129, 16), generator=generator) / 8
+    ids = sample(hidden, weight, **inside, implementation="triton").ids  # type: ignore[arg-type]
+    addresses = np.concatenate(loaded)
+    for name, tensor in inside.items():
+        size = tensor.element_size()
+        start = tensor.data_ptr() - B * size
+        at = (addresses[(addresses >= start) & (addresses < start + 3 * B * size)] - start) // size
+        assert np.unique(at).tolist() == list(range(B, 2 * B)), name
+    for one in range(B - 1, -1, -4):  # of every request, of both row tiles
+        alone: dict[str, Any] = {
+            "temperature": float(parameters["temperature"][one]), "seed": parameters["seed"][one : one + 1],
+            "position": int(parameters["position"][one]), "implementation": "triton",
+        }  # fmt: skip
+        assert torch.equal(sample(hidden[one : one + 1], weight, **alone).ids[0], ids[one]), one
 
 
 @pytest.mark.parametrize("rows", [1, 256])

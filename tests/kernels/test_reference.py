@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +115,54 @@ def test_fp32_products_are_full_fp32_and_the_setting_is_put_back() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert ids.tolist() == [[41]]
+
+
+@pytest.fixture
+def bf16_products() -> Iterator[None]:
+    """What a user may have asked of fp32 products."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("bf16_products")
+def test_products_stay_full_fp32_while_another_call_ends() -> None:
+    """The setting is the process's: neither the first to end nor the last to begin may decide it alone."""
+    backend: Any = getattr(torch.backends.mkldnn, "matmul", None)
+
+    def now() -> str:
+        named = hasattr(backend, "fp32_precision")
+        return str(backend.fp32_precision) if named else torch.get_float32_matmul_precision()
+
+    theirs, device = now(), torch.device("cpu")
+    first, second = chunks.full_fp32_products(device), chunks.full_fp32_products(device)
+    first.__enter__()
+    ours = now()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert now() == ours != theirs
+    second.__exit__(None, None, None)
+    assert now() == theirs
+    with pytest.raises(KeyError), chunks.full_fp32_products(device), chunks.full_fp32_products(device):
+        raise KeyError
+    assert now() == theirs
+
+
+@pytest.mark.usefixtures("bf16_products")
+def test_threads_draw_from_full_fp32_products() -> None:
+    generator = torch.Generator().manual_seed(2)
+    hidden, weight = torch.randn(1, 512, generator=generator), torch.randn(64, 512, generator=generator)
+    want = sample(hidden, weight, temperature=0, store_logits=True).logits
+    assert want is not None
+
+    def differing(thread: int) -> int:
+        drawn = (sample(hidden, weight, temperature=0, store_logits=True).logits for _ in range(300))
+        return sum(logits is None or not torch.equal(logits, want) for logits in drawn)
+
+    with ThreadPoolExecutor(4) as executor:
+        assert sum(executor.map(differing, range(4))) == 0
+    assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_fp16_sums_do_not_overflow() -> None:
