@@ -36,6 +36,9 @@ class Race(NamedTuple):
     off: float  # of the shares, beyond what rounding u explains
     lower: float  # bounds of the probability
     upper: float
+    error: (
+        float  # of the probability, between them: by the trapezoid rule, of which the right shares are freed
+    )
 
     def __str__(self) -> str:
         return (
@@ -88,7 +91,8 @@ def race(wins: Wins, ratio: float, device: str = "cpu", bits: int = 64, steps: i
     width = np.diff(heavy.astype(np.float64)) * 2.0**-bits
     probability = ratio / (1 + ratio)
     lower, upper = (float((width * at).sum()) / probability for at in (share[:-1], share[1:]))
-    return Race(max(float((wrong / right).max()), 0.0), lower, upper)
+    error = float((width * (share - right)[:-1] + width * (share - right)[1:]).sum()) / 2 / probability
+    return Race(max(float((wrong / right).max()), 0.0), lower, upper, error)
 
 
 def assert_race(wins: Wins, ratio: float, tolerance: float, device: str = "cpu", bits: int = 64) -> Race:
