@@ -57,7 +57,7 @@ OPERATIONS: dict[str, Operation] = {
     "cvt.u32.u64": lambda a: a & 0xFFFFFFFF,
     "ex2.approx.f32": lambda a: np.exp2(np.float64(a)).astype(f32),
     "ex2.approx.ftz.f32": lambda a: np.exp2(np.float64(a)).astype(f32),
-    "fma.rn.f32": fma,
+    "fma.rn.f32": lambda a, b, c: fma(real(a), real(b), real(c)),
     "lg2.approx.ftz.f32": lambda a: np.log2(np.float64(real(a))).astype(f32),
     "mad.wide.s32": lambda a, b, c: a * b + c,
     "max.f32": np.fmax,
@@ -85,6 +85,7 @@ OPERATIONS: dict[str, Operation] = {
     "shr.u32": lambda a, b: a >> b,
     "sub.f32": lambda a, b: a - b,
     "sub.s32": lambda a, b: (a - b) & 0xFFFFFFFF,
+    "xor.b32": lambda a, b: (bits(a) ^ bits(b)) & 0xFFFFFFFF,
     "xor.pred": lambda a, b: a ^ b,
 }
 

@@ -1,16 +1,17 @@
 """How often the lighter of two sides wins a race of log-mass + Gumbel, from all the words either can get.
 
-Side i wins where E_i / mass_i is the smaller, E_i from its 64-bit word. Beside one word of the heavier side
-the lighter wins with a run of words, 0 and up, whose end is found by bisection: a share of all words that
-must be 1 - exp(-E ratio), and that rises with the heavier side's word. So the words at which it is asked for,
-0 and the last among them, part all 2^64 into strata, and the shares at the ends bound the probability.
+Side i wins where E_i / mass_i is the smaller, E_i from its word of 64 bits, by `element` of 32. Beside one
+word of the heavier side the lighter wins with a run of words, 0 and up, whose end is found by bisection: a
+share of all words that must be 1 - exp(-E ratio), and that rises with the heavier side's word. So the words
+at which it is asked for, 0 and the last among them, part all words into strata, and the shares at the ends
+bound the probability.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ from torch import Tensor
 from fsample_kernels import noise
 from tests.kernels import stage_kernels
 
-Halves = tuple[Tensor, Tensor]  # of 64-bit words, upper first, int64 [n]
+Halves = tuple[Tensor, Tensor]  # of 64-bit words, upper first, int64 [n]; or twice a 32-bit word
 Wins = Callable[[Halves, Halves], Tensor]  # heavier, lighter -> whether the lighter wins, bool [n]
 Uint64s = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
-LAST = (1 << 64) - 1
+Side = Literal["rank", "group", "element"]
+
 CUT = 1.0 - 2.0**-24  # of u
 
 
@@ -34,6 +36,9 @@ class Race(NamedTuple):
     off: float  # of the shares, beyond what rounding u explains
     lower: float  # bounds of the probability
     upper: float
+    error: (
+        float  # of the probability, between them: by the trapezoid rule, of which the right shares are freed
+    )
 
     def __str__(self) -> str:
         return (
@@ -42,64 +47,75 @@ class Race(NamedTuple):
         )
 
 
-def heavy_words() -> Uint64s:
-    """Words by which E grows 0.8 % a step from 2^-8 up, powers of two, 0 and the last; rising."""
-    e = np.geomspace(2.0**-8, -math.log1p(-CUT), 960)
+def heavy_words(bits: int = 64, steps: int = 960) -> Uint64s:
+    """Words by which E grows 7.7 / steps a step from 2^-8 up, powers of two, 0 and the last; rising."""
+    e = np.geomspace(2.0**-8, -math.log1p(-CUT), steps)
     u = -np.expm1(-e[:-1])
-    words = (u * 2.0**64).astype(np.uint64)
-    powers = np.uint64(1) << np.arange(57, dtype=np.uint64)
-    return np.unique(np.concatenate([words, powers, np.array([0, LAST], dtype=np.uint64)]))
+    words = (u * 2.0**bits).astype(np.uint64)
+    powers = np.uint64(1) << np.arange(bits - 7, dtype=np.uint64)
+    return np.unique(np.concatenate([words, powers, np.array([0, (1 << bits) - 1], dtype=np.uint64)]))
 
 
-def winning_words(wins: Wins, heavy: Uint64s, device: str = "cpu") -> Uint64s:
+def winning_words(wins: Wins, heavy: Uint64s, device: str = "cpu", bits: int = 64) -> Uint64s:
     """How many words of the lighter side win beside each word of the heavier one. The last is not asked."""
-    given = halves(heavy, device)
-    low, high = np.zeros_like(heavy), np.full_like(heavy, LAST)
-    for _ in range(64):
+    given = halves(heavy, device, bits)
+    low, high = np.zeros_like(heavy), np.full_like(heavy, (1 << bits) - 1)
+    for _ in range(bits):
         word = low + (high - low) // np.uint64(2)
-        won = wins(given, halves(word, device)).cpu().numpy() & (low < high)
+        won = wins(given, halves(word, device, bits)).cpu().numpy() & (low < high)
         low, high = np.where(won, word + np.uint64(1), low), np.where(won, high, np.maximum(word, low))
     assert (low == high).all()
     return low
 
 
-def halves(words: Uint64s, device: str) -> Halves:
+def halves(words: Uint64s, device: str, bits: int) -> Halves:
     return (
-        torch.from_numpy((words >> np.uint64(32)).astype(np.int64)).to(device),
+        torch.from_numpy((words >> np.uint64(bits - 32)).astype(np.int64)).to(device),
         torch.from_numpy((words & np.uint64(0xFFFFFFFF)).astype(np.int64)).to(device),
     )
 
 
-def assert_race(wins: Wins, ratio: float, tolerance: float, device: str = "cpu") -> Race:
-    """Hold the lighter side, of mass `ratio` times the heavier's, to 1 % of its probability, and every share
-    to `tolerance`, a quarter of which then bounds the total variation.
+def race(wins: Wins, ratio: float, device: str = "cpu", bits: int = 64, steps: int = 960) -> Race:
+    """What is found of a lighter side whose mass is `ratio` times the heavier's.
 
-    A share is allowed what its own word's u lost as it was rounded: near 1, 2^-24 of 1 - u.
+    A share is allowed half a word, of 64-bit ones two, and what its own word's u lost as it was rounded: near
+    1, 2^-24 of 1 - u.
     """
-    heavy = heavy_words()
-    share = winning_words(wins, heavy, device).astype(np.float64) * 2.0**-64
-    u = np.minimum((heavy.astype(np.float64) + 0.5) * 2.0**-64, CUT)
+    heavy = heavy_words(bits, steps)
+    share = winning_words(wins, heavy, device, bits).astype(np.float64) * 2.0**-bits
+    u = np.minimum((heavy.astype(np.float64) + 0.5) * 2.0**-bits, CUT)
     e = -np.log1p(-u)
     right = -np.expm1(-e * ratio)
-    wrong = np.abs(share - right) - 2.0**-63 - right * 2.0**-24 / ((1 - u) * e)
-    off = max(float((wrong / right).max()), 0.0)
-    assert off <= tolerance, (off, int(heavy[(wrong / right).argmax()]))
-    width = np.diff(heavy.astype(np.float64)) * 2.0**-64
+    words = 2.0**-63 if bits == 64 else 2.0**-33
+    wrong = np.abs(share - right) - words - right * 2.0**-24 / ((1 - u) * e)
+    width = np.diff(heavy.astype(np.float64)) * 2.0**-bits
     probability = ratio / (1 + ratio)
     lower, upper = (float((width * at).sum()) / probability for at in (share[:-1], share[1:]))
-    assert 0.99 <= lower <= upper <= 1.01, (lower, upper)
-    return Race(off, lower, upper)
+    error = float((width * (share - right)[:-1] + width * (share - right)[1:]).sum()) / 2 / probability
+    return Race(max(float((wrong / right).max()), 0.0), lower, upper, error)
 
 
-def kernel_race(gap: float, rank: bool, fast: bool) -> tuple[Wins, float]:
-    """The race of the kernels' scores, of ranks or groups, the lighter second, and the ratio of masses."""
-    light = torch.tensor(gap * math.log(2) if rank else gap, dtype=torch.float32).item()
+def assert_race(wins: Wins, ratio: float, tolerance: float, device: str = "cpu", bits: int = 64) -> Race:
+    """Hold the lighter side to 1 % of its probability, and every share to `tolerance`, a quarter of which
+    then bounds the total variation. Of 32 bits, a probability below 2^-30 is held to 2^-32 absolute.
+    """
+    found = race(wins, ratio, device, bits)
+    assert found.off <= tolerance, found
+    probability = ratio / (1 + ratio)
+    budget = 0.01 if bits == 64 or probability >= 2.0**-30 else 2.0**-32 / probability
+    assert 1 - budget <= found.lower <= found.upper <= 1 + budget, found
+    return found
+
+
+def kernel_race(gap: float, side: Side, fast: bool) -> tuple[Wins, float]:
+    """The race of the kernels' scores, the lighter second, and the ratio of masses."""
+    light = torch.tensor(gap if side == "group" else gap * math.log(2), dtype=torch.float32).item()
 
     def wins(heavier: Halves, lighter: Halves) -> Tensor:
-        best = stage_kernels.race_scores(0.0, *heavier, rank, fast)
-        return stage_kernels.race_scores(light, *lighter, rank, fast) > best
+        best = stage_kernels.race_scores(0.0, *heavier, side, fast)
+        return stage_kernels.race_scores(light, *lighter, side, fast) > best
 
-    return wins, math.exp(light) if rank else 2.0**light
+    return wins, 2.0**light if side == "group" else math.exp(light)
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, domain: int, table: dict[int, Halves]) -> None:

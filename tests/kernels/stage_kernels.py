@@ -37,16 +37,22 @@ def exponential_kernel(high_ptr, low_ptr, out_ptr, count, FAST: tl.constexpr, N:
 
 @triton.jit
 def race_kernel(
-    mass, high_ptr, low_ptr, out_ptr, count, RANK: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr
+    mass, high_ptr, low_ptr, out_ptr, count, SIDE: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr
 ):
-    """Scores of a rank of log-mass `mass`, or of a group of mass 2^mass * 1.75."""
+    """Scores of a "rank" of log-mass `mass`, of a "group" of mass 2^mass * 1.75, of an id by "element" whose
+    logit is `mass`, from the upper half of its word: these two lines of `element_draw` and `draw_elements`
+    are no function of theirs.
+    """
     i = tl.program_id(0) * N + tl.arange(0, N)
     mask = i < count
     high = tl.load(high_ptr + i, mask=mask, other=0).to(tl.uint32)
     low = tl.load(low_ptr + i, mask=mask, other=0).to(tl.uint32)
     value = tl.full((N,), 0.0, tl.float32) + mass
-    if RANK:
+    if SIDE == "rank":
         score = pick_rank.rank_score(value, high, low)
+    elif SIDE == "element":
+        score = value * device.LOG2_E - device.log2_exponential(device.uniform32(high), FAST)
+        score = tl.where(score < float("inf"), score, float("inf"))
     else:
         score = device.group_score(value, tl.full((N,), 1.75, tl.float32), high, low, FAST)
     tl.store(out_ptr + i, score, mask=mask)
@@ -90,12 +96,10 @@ def log2_exponentials(words: list[int], fast: bool, where: str) -> list[float]:
     return out.tolist()
 
 
-def race_scores(mass: float, high: Tensor, low: Tensor, rank: bool, fast: bool) -> Tensor:
-    """Scores [n] fp32 of the words' halves (int64 [n]): of a rank of log-mass `mass` (fp32), or of a group of
-    mass 2^mass * 1.75.
-    """
+def race_scores(mass: float, high: Tensor, low: Tensor, side: str, fast: bool) -> Tensor:
+    """Scores [n] fp32 of the words' halves (int64 [n]), as of `race_kernel`; mass: fp32."""
     out = torch.full((len(high),), torch.nan, device=high.device)
-    race_kernel[(triton.cdiv(len(high), BLOCK),)](mass, high, low, out, len(high), rank, fast, BLOCK)
+    race_kernel[(triton.cdiv(len(high), BLOCK),)](mass, high, low, out, len(high), side, fast, BLOCK)
     return out
 
 

@@ -31,7 +31,7 @@ TYPES = {
 RACE_TYPES = {"mass": "fp32", "high_ptr": "*i64", "low_ptr": "*i64", "out_ptr": "*fp32", "count": "i32"}
 
 
-def compiled(function: Any, types: dict[str, str], constants: dict[str, int], folder: Path) -> ptx.Kernel:
+def compiled(function: Any, types: dict[str, str], constants: dict[str, Any], folder: Path) -> ptx.Kernel:
     source = ASTSource(
         fn=function,
         signature=types | dict.fromkeys(constants, "constexpr"),
@@ -121,10 +121,11 @@ def test_a_product_that_ptxas_could_contract_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("gap", [0.0, -40.0])
-def test_a_group_wins_at_its_rate(gap: float, tmp_path: Path) -> None:
-    """By fast maths; the exact logarithm of libdevice branches, which `ptx` does not evaluate."""
-    constants = {"RANK": False, "FAST": True, "N": BLOCK}
+@pytest.mark.parametrize("side, gap", [("group", 0.0), ("group", -40.0), ("element", -29.99)])
+def test_a_group_wins_at_its_rate(side: str, gap: float, tmp_path: Path) -> None:
+    """A group or an id, by fast maths; the exact logarithm of libdevice branches, which `ptx` does not
+    evaluate."""
+    constants = {"SIDE": side, "FAST": True, "N": BLOCK}
     kernel = compiled(stage_kernels.race_kernel, RACE_TYPES, constants, tmp_path)
 
     def score(mass: float, words: races.Halves) -> torch.Tensor:
@@ -132,4 +133,9 @@ def test_a_group_wins_at_its_rate(gap: float, tmp_path: Path) -> None:
         found = kernel.run(len(high), [np.float32(mass), high, low, np.zeros(0), len(high)])
         return torch.from_numpy(found.astype(np.uint32).view(np.float32))
 
-    races.assert_race(lambda heavy, light: score(gap, light) > score(0.0, heavy), 2.0**gap, 2.0**-18)
+    light_mass, bits = (gap, 64) if side == "group" else (gap * math.log(2), 32)
+
+    def wins(heavy: races.Halves, light: races.Halves) -> torch.Tensor:
+        return score(light_mass, light) > score(0.0, heavy)
+
+    races.assert_race(wins, 2.0**gap, 2.0**-18, bits=bits)

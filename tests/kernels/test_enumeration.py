@@ -191,10 +191,15 @@ class TestInterpreted:
     def test_the_law_of_the_exponential(self) -> None:
         assert_law(lambda words: stage_kernels.log2_exponentials(words, False, "cpu"), 2.0**-18, 1023, 15)
 
-    @pytest.mark.parametrize("rank", [True, False], ids=["rank", "group"])
-    def test_a_rank_and_a_group_win_at_their_rate(self, rank: bool, say: Say) -> None:
-        found = races.assert_race(*races.kernel_race(-40.0, rank, False), 2.0**-18)
-        say(f"a {'rank' if rank else 'group'} of 2^-40 beside 1, interpreter: {found}")
+    @pytest.mark.parametrize("side", ["rank", "group"])
+    def test_a_rank_and_a_group_win_at_their_rate(self, side: races.Side, say: Say) -> None:
+        found = races.assert_race(*races.kernel_race(-40.0, side, False), 2.0**-18)
+        say(f"a {side} of 2^-40 beside 1, interpreter: {found}")
+
+    @pytest.mark.parametrize("gap", [0.0, -29.99, -34.0])
+    def test_an_id_wins_at_its_rate_by_element(self, gap: float, say: Say) -> None:
+        found = races.assert_race(*races.kernel_race(gap, "element", False), 2.0**-18, bits=32)
+        say(f"an id of 2^{gap:g} beside 1 by element, interpreter: {found}")
 
     def test_log2_of_the_exponential(self) -> None:
         found = []

@@ -54,12 +54,20 @@ def test_the_law_of_the_exponential(fast: bool, say: Say) -> None:
     say(f"P(E < 2^-k), {maths_of(fast)}: off by {worst:.2g} relative at most, down to 2^-44")
 
 
-@pytest.mark.parametrize("side", ["rank, exact", "group, exact", "group, fast"])
+@pytest.mark.parametrize("side, fast", [("rank", False), ("group", False), ("group", True)])
 @pytest.mark.parametrize("gap", [0.0, -20.0, -40.0, -44.0])
-def test_a_rank_and_a_group_win_at_their_rate(gap: float, side: str, say: Say) -> None:
+def test_a_rank_and_a_group_win_at_their_rate(gap: float, side: races.Side, fast: bool, say: Say) -> None:
     """The lighter of two, of mass 2**gap, from all the words of either: 1 %, beside any one word 2**-14."""
-    wins, ratio = races.kernel_race(gap, side.startswith("rank"), side.endswith("fast"))
-    say(f"a {side}, of 2^{gap:g} beside 1: {races.assert_race(wins, ratio, 2.0**-14, 'cuda')}")
+    found = races.assert_race(*races.kernel_race(gap, side, fast), 2.0**-14, "cuda")
+    say(f"a {side}, {maths_of(fast)}, of 2^{gap:g} beside 1: {found}")
+
+
+@maths
+@pytest.mark.parametrize("gap", [0.0, -20.0, -29.99, -31.0, -34.0, -40.0])
+def test_an_id_wins_at_its_rate_by_element(gap: float, fast: bool, say: Say) -> None:
+    """Of two ids, from all 2**32 words of either: 1 % down to 2**-30, 2**-32 absolute below."""
+    found = races.assert_race(*races.kernel_race(gap, "element", fast), 2.0**-14, "cuda", 32)
+    say(f"an id by element, {maths_of(fast)}, of 2^{gap:g} beside 1: {found}")
 
 
 @maths

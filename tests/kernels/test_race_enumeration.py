@@ -92,6 +92,32 @@ def test_a_group_wins_at_its_rate(
     say(f"a group of 2^{gap:g} beside 1, CPU: {races.assert_race(wins, ratio, TOLERANCE)}")
 
 
+# ids of the lighter and of the heavier: of one call of Philox, of one run of 128, of two chunks
+@pytest.mark.parametrize("light, heavy", [(9, 10), (77, 5), (5, 1024 + 2)])
+@pytest.mark.parametrize("gap", [0.0, -20.0, -29.99, -34.0, -40.0])
+def test_an_id_wins_at_its_rate_by_element(
+    gap: float, light: int, heavy: int, monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
+    """From the logits to the ids of `sample_logits`: 1 % down to 2**-30, 2**-32 absolute below."""
+    logits = torch.full((heavy // 128 * 128 + 128,), -INF)
+    logits[light], logits[heavy] = gap * math.log(2), 0.0
+    ratio = math.exp(float(logits[light]))
+
+    def wins(heavier: races.Halves, lighter: races.Halves) -> Tensor:
+        table = {light // 4: lighter, heavy // 4: heavier}
+        if light // 4 == heavy // 4:
+            by_lane = (heavier[0], lighter[0]) if light % 2 else (lighter[0], heavier[0])
+            table = {light // 4: by_lane}
+        races.serve(monkeypatch, noise.ELEMENT, table)
+        rows = len(heavier[0])
+        ids = sample_logits(logits.expand(rows, -1), seed=torch.arange(rows), noise="element").ids[:, 0]
+        assert ((ids == light) | (ids == heavy)).all()
+        return ids == light
+
+    found = races.assert_race(wins, ratio, TOLERANCE, bits=32)
+    say(f"an id of 2^{gap:g} beside 1, {light} and {heavy}, CPU: {found}")
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["the lighter first", "the heavier first"])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 @pytest.mark.parametrize("gap", [0.0, -20.0, -40.0, -44.0])
