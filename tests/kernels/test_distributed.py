@@ -120,6 +120,25 @@ def test_a_winner_in_the_first_and_last_row_of_a_shard_keeps_its_id(size: int, V
         assert got.implementation.endswith("log_mass" if call["exchange"] != "candidates" else "candidates")
 
 
+def test_a_head_bias_belongs_to_the_rows_of_its_shard() -> None:
+    """50 at id 17, which is rank 0's, then at rank 1's first and last of 50,257; the lse says that it is
+    added once."""
+    cuts = [0, 25_216, 50_257]
+    generator = torch.Generator().manual_seed(10)
+    hidden, weight = torch.randn(4, 16, generator=generator), torch.randn(50_257, 16, generator=generator)
+    planted = [17, 25_216, 50_256]
+    calls: list[dict[str, Any]] = [
+        {"seed": 1, "temperature": 0.0, "head_bias": 50 * (torch.arange(50_257) == id).to(dtype),
+         "exchange": exchange, **EVERYTHING}
+        for id in planted
+        for dtype in (torch.float32, torch.bfloat16)
+        for exchange in ("candidates", "log_mass")
+    ]  # fmt: skip
+    for number, (call, got) in enumerate(zip(calls, draw(cuts, hidden, weight, calls), strict=True)):
+        assert got.ids.tolist() == [[planted[number // 4]]] * 4, call
+        assert_one_ranks_answer(got, hidden, weight, call)
+
+
 def test_rows_that_a_rank_cannot_serve() -> None:
     """Nothing allowed on one rank, on all; a NaN on one rank; a tie of greedy rows across ranks."""
     cuts = [0, 100, 200, 300]
