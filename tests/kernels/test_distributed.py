@@ -452,6 +452,15 @@ def test_without_a_group_it_says_what_to_do() -> None:
         distributed.sample(torch.zeros(1, 4), torch.zeros(4, 4))
 
 
+def test_a_destroyed_group_is_named() -> None:
+    for said in run_ranks(2, rank_jobs.use_a_destroyed_group):
+        assert len(said) == 2
+        for message in said:
+            assert re.match("group must be a process group that is not destroyed, got .*; make", message), (
+                said
+            )
+
+
 BAD = [
     ({"exchange": "all"}, "exchange must be one of auto, p2p, p2p_after, candidates, log_mass, got 'all'"),
     ({"exchange": "p2p"}, "exchange='p2p' writes into the memory of GPUs"),
