@@ -52,8 +52,9 @@ def sample(
     Args:
         hidden: [B, D] bfloat16, float16 or float32, any strides. B <= 2**24.
         weight: [V, D], hidden's dtype and device, any strides; row i is token i. V <= 2**31 - 4096.
-        temperature: number, or a floating tensor, 0-d or [B]; finite and >= 0, used as fp32. 0, and anything
-            below 2**-64, is greedy: the largest y, the lowest id on a tie.
+        temperature: number, or a floating tensor, 0-d or [B]; finite and >= 0, used as fp32: an entry of a
+            float64 tensor that is below fp32, as -1e-50, is 0. 0, and anything below 2**-64, is greedy: the
+            largest y, the lowest id on a tie.
         seed: 64-bit int, or int64 tensor, 0-d or [B] (its bits are the seed). One seed for the batch: row b
             draws from stream (seed, b). A seed a row, [B]: a row's tokens depend on its seed, position and
             logits alone, not on B, its place, tiles or device. None: a fresh seed from torch's generator of

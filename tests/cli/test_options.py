@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,8 @@ def test_presets_have_the_published_shapes() -> None:
         (("--temperature", "nan"), ("--temperature", "nan", "greedy")),
         (("--temperature", "-1"), ("--temperature", "-1")),
         (("--temperature", "inf"), ("--temperature", "inf")),
+        (("--temperature", "-inf"), ("--temperature", "got -inf")),
+        (("--temperature", "1e309"), ("--temperature", "got inf")),
         (("--temperature", "1e300"), ("--temperature", "fp32", "got 1e+300")),
         (("--temperature", "3.403e38"), ("--temperature", "fp32", "got 3.403e+38")),
         (("--temperature", "1e-320"), ("--temperature", "2^-64", "1e-320", "0 is greedy")),
@@ -242,6 +245,16 @@ def test_bad_input_is_one_line_and_exit_2(
     assert done.code == 2
     for word in words:
         assert word in done.error
+
+
+def test_minus_zero_is_the_temperature_zero(fsample: Any) -> None:
+    def drawn(temperature: str) -> list[str]:
+        done = fsample("replay", "--temperature", temperature, "--format", "csv")
+        assert done.code == 0 and done.err == "", done.err
+        (row,) = csv.DictReader(done.out.splitlines())
+        return [row[name] for name in ("token", "runner_up", "margin", "decided")]
+
+    assert drawn("-0.0") == drawn("0") != drawn("1")
 
 
 def test_the_ends_of_the_temperature_are_drawn(fsample: Any) -> None:

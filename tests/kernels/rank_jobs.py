@@ -304,6 +304,22 @@ def regroup(rank: int, size: int) -> Any:
         return before, name, after, dist.group.WORLD.group_name, gone
 
 
+def use_a_destroyed_group(rank: int, size: int) -> list[str]:
+    """What a draw and a check say on a group of both ranks, once it is destroyed; the default one goes on."""
+    hidden, weight = exact_head(4, 128 * size)
+    shard = weight.tensor_split(size)[rank]
+    group = dist.new_group(list(range(size)))
+    distributed.sample(hidden, shard, seed=1, group=group)
+    dist.destroy_process_group(group)
+    said = [complaint(hidden, shard, {"seed": 1, "group": group})]
+    try:
+        distributed.check(group)
+    except ValueError as error:
+        said.append(str(error))
+    distributed.sample(hidden, shard, seed=1)
+    return said
+
+
 def count_comparisons(rank: int, size: int) -> list[int]:
     """How often ranks compare: at a call, at two other steps of it, then at each change and once more."""
     hidden, weight = exact_head(4, 256)

@@ -120,6 +120,25 @@ def test_a_winner_in_the_first_and_last_row_of_a_shard_keeps_its_id(size: int, V
         assert got.implementation.endswith("log_mass" if call["exchange"] != "candidates" else "candidates")
 
 
+def test_a_head_bias_belongs_to_the_rows_of_its_shard() -> None:
+    """50 at id 17, which is rank 0's, then at rank 1's first and last of 50,257; the lse says that it is
+    added once."""
+    cuts = [0, 25_216, 50_257]
+    generator = torch.Generator().manual_seed(10)
+    hidden, weight = torch.randn(4, 16, generator=generator), torch.randn(50_257, 16, generator=generator)
+    planted = [17, 25_216, 50_256]
+    calls: list[dict[str, Any]] = [
+        {"seed": 1, "temperature": 0.0, "head_bias": 50 * (torch.arange(50_257) == id).to(dtype),
+         "exchange": exchange, **EVERYTHING}
+        for id in planted
+        for dtype in (torch.float32, torch.bfloat16)
+        for exchange in ("candidates", "log_mass")
+    ]  # fmt: skip
+    for number, (call, got) in enumerate(zip(calls, draw(cuts, hidden, weight, calls), strict=True)):
+        assert got.ids.tolist() == [[planted[number // 4]]] * 4, call
+        assert_one_ranks_answer(got, hidden, weight, call)
+
+
 def test_rows_that_a_rank_cannot_serve() -> None:
     """Nothing allowed on one rank, on all; a NaN on one rank; a tie of greedy rows across ranks."""
     cuts = [0, 100, 200, 300]
@@ -431,6 +450,15 @@ def test_halves_of_words_come_back() -> None:
 def test_without_a_group_it_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="init_process_group"):
         distributed.sample(torch.zeros(1, 4), torch.zeros(4, 4))
+
+
+def test_a_destroyed_group_is_named() -> None:
+    for said in run_ranks(2, rank_jobs.use_a_destroyed_group):
+        assert len(said) == 2
+        for message in said:
+            assert re.match("group must be a process group that is not destroyed, got .*; make", message), (
+                said
+            )
 
 
 BAD = [

@@ -393,8 +393,8 @@ def test_fp32_products_are_full_fp32(implementation: Implementation, noise: Nois
     )
     assert torch.equal(result.ids[:, 0], y.argmax(1)) and int(result.ids[0]) == 4000
     assert result.logits is not None
-    # Of terms of size 1, fp32 loses some 1e-5 in a sum, TF32 some 1e-2.
-    assert float((result.logits[1:] - y[1:]).abs().max()) < 1e-3
+    # Of these sums fp32 loses 2e-4 at most on a CPU, TF32 0.2.
+    assert float((result.logits[1:] - y[1:]).abs().max()) < 1e-2
     assert torch.get_float32_matmul_precision() == "high"
 
 

@@ -99,6 +99,14 @@ def test_ids_are_kept_whole() -> None:
     assert merge_log_mass(ids, -lse, seed=1).ids.tolist() == [[16_777_217]]
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+def test_gradients_stay_out(greedy: bool) -> None:
+    """As of `sample`: a draw has none, and the lse of a row is no path to the shards' own."""
+    lse = torch.zeros(2, 3, requires_grad=True)
+    merged = merge_log_mass(torch.zeros(2, 3, 1, dtype=torch.int64), lse, seed=1, greedy=greedy)
+    assert not merged.lse.requires_grad and merged.lse.grad_fn is None and lse.requires_grad
+
+
 @pytest.mark.parametrize(
     "ids, lse, options, message",
     [

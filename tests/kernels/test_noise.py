@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsample_kernels import noise
+from fsample_kernels import noise, sample_logits
 
 # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, words.
 KNOWN_ANSWERS = [
@@ -84,6 +84,39 @@ def test_no_words_are_served_twice() -> None:
         quadruples.append(torch.stack(words).flatten(1).t())
     together = torch.cat(quadruples)
     assert len(set(map(tuple, together.tolist()))) == together.shape[0] == 2**17
+
+
+def test_a_large_call_repeats_no_words_and_no_tile_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a draw asks for: 151,936 ids in 1,187 tiles, 64 equal rows, 4 samples.
+
+    Numbers of tile, row and sample that were added up would give two of these one block of words: the same
+    64 bits (among 1.2M by chance: 4e-8), and winners of tiles that agree at some shift (of 4e7 correlations
+    by chance one above 8 standard deviations: 5e-8).
+    """
+    asked: list[Tensor] = []
+    words = noise.RowStreams.words
+
+    def record(
+        streams: noise.RowStreams, unit: Tensor, sample: noise.Word, domain: noise.Word
+    ) -> noise.Words:
+        served = words(streams, unit, sample, domain)
+        if unit.shape[1:] == (1, 1):  # the race of the groups, and not the draw within the one that won
+            asked.append(torch.stack(served))
+        return served
+
+    monkeypatch.setattr(noise.RowStreams, "words", record)
+    sample_logits(torch.zeros(1, 151_936).expand(64, -1), seed=9, num_samples=4)
+    served = torch.cat(asked, 1)  # [4, 4748, 4, 64]: word, group, sample, row
+    assert served.shape == (4, 4748, 4, 64)
+    for high, low in (served[:2], served[2:]):
+        assert (high << 32 | low).unique().numel() == high.numel()
+    least = served[2].view(1187, 4, 256).amin(1).double() / 2**32  # of a tile's four groups, flat logits
+    winner = (0.5 - (1 - least) ** 4).t()  # [256, 1187], even in +-1/2
+    winner = winner - winner.mean(1, keepdim=True)
+    spectrum = torch.fft.rfft(winner / winner.norm(dim=1, keepdim=True))
+    for one in range(255):
+        at_every_shift = torch.fft.irfft(spectrum[one].conj() * spectrum[one + 1 :], n=1187)
+        assert float(at_every_shift.abs().max()) < 8 / 1187**0.5, one
 
 
 def test_shards_that_cut_a_group_draw_from_different_words() -> None:

@@ -234,18 +234,21 @@ def test_rows_use_their_own_requests_parameters() -> None:
 
 
 def test_head_bias_scale_and_cap_in_their_order() -> None:
+    """At id 17, and at the last of 50,257, past the last whole block."""
     generator = torch.Generator().manual_seed(10)
-    hidden, weight = torch.randn(4, 24, generator=generator), torch.randn(5025, 24, generator=generator)
+    hidden, weight = torch.randn(4, 16, generator=generator), torch.randn(50_257, 16, generator=generator)
+    y = hidden @ weight.t()
     for dtype in (torch.float32, torch.bfloat16):
-        bias = torch.zeros(5025, dtype=dtype)
-        bias[17] = 50
-        result = sample(
-            hidden, weight, temperature=0, head_bias=bias, logit_scale=0.0625, softcap=3.0, store_logits=True
-        )
-        assert result.ids.tolist() == [[17]] * 4
-        want = 3 * torch.tanh((hidden @ weight.t() + bias.float()) * 0.0625 / 3)
-        assert result.logits is not None
-        torch.testing.assert_close(result.logits, want)
+        for planted in (17, 50_256):
+            bias = torch.zeros(50_257, dtype=dtype)
+            bias[planted] = 50
+            result = sample(
+                hidden, weight, temperature=0, head_bias=bias, logit_scale=0.0625, softcap=3.0,
+                store_logits=True,
+            )  # fmt: skip
+            assert result.ids.tolist() == [[planted]] * 4
+            assert result.logits is not None
+            torch.testing.assert_close(result.logits, 3 * torch.tanh((y + bias.float()) * 0.0625 / 3))
 
 
 def test_logprob_is_processed_and_without_noise() -> None:

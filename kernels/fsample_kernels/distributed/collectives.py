@@ -296,9 +296,20 @@ def team_of(group: dist.ProcessGroup | None) -> Team:
         )
     group = dist.group.WORLD if group is None else group
     # For ranks outside of it, new_group returns a number in place of a group.
-    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+    if not isinstance(group, dist.ProcessGroup) or _own_rank(group) < 0:
         raise ValueError("group must have this process as a member; call only from the ranks that are in it")
     held = _teams.get(group)
     if held is None:
         held = _teams[group] = Team(group)
     return held
+
+
+def _own_rank(group: dist.ProcessGroup) -> int:
+    """This process's rank in it. Raises ValueError for a group that is destroyed."""
+    try:
+        return dist.get_rank(group)
+    except ValueError as error:  # torch's "Group <...> is not registered"
+        raise ValueError(
+            "group must be a process group that is not destroyed, got one that torch.distributed no longer "
+            "knows; make another with torch.distributed.new_group"
+        ) from error

@@ -61,7 +61,8 @@ def merge_log_mass(
         checks.per_row("greedy", greedy, ids, num_rows, (torch.bool,))
     else:
         checks.flag("greedy", greedy)
-    merged = merge_checked(ids, _spoiled(lse, position, greedy), seed, position, greedy)
+    with torch.no_grad():
+        merged = merge_checked(ids, _spoiled(lse, position, greedy), seed, position, greedy)
     none = merged.ids < 0
     return merged._replace(ids=merged.ids.masked_fill(none, -1), rank=merged.rank.masked_fill(none, -1))
 
