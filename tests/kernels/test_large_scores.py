@@ -64,7 +64,7 @@ def worst_side(top: float, sign: int, members: range) -> tuple[float, int]:
 
 
 def race_of(pair: Pair, place: str, first: bool, patch: pytest.MonkeyPatch) -> races.Race:
-    """By `sample_logits`, the lighter of the lower ids if `first`; by `element` of two ids of one Philox call."""
+    """By `sample_logits`, the lighter of the lower ids if `first`; `element`'s ids share a Philox call."""
     unit = OTHER[place]
     light, heavy = (0, unit) if first else (unit, 0)
     name: Noise = "element" if place == "element" else "grouped"
