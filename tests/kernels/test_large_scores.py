@@ -33,8 +33,8 @@ class Pair(NamedTuple):
 
     light: float
     heavy: float
-    light_ids: int = 1
-    heavy_ids: int = 1
+    light_ids: int
+    heavy_ids: int
 
     @property
     def ratio(self) -> float:
