@@ -47,9 +47,9 @@ class Race(NamedTuple):
         )
 
 
-def heavy_words(bits: int = 64, steps: int = 960) -> Uint64s:
-    """Words by which E grows 7.7 / steps a step from 2^-8 up, powers of two, 0 and the last; rising."""
-    e = np.geomspace(2.0**-8, -math.log1p(-CUT), steps)
+def heavy_words(bits: int) -> Uint64s:
+    """Words by which E grows 0.8 % a step from 2^-8 up, powers of two, 0 and the last; rising."""
+    e = np.geomspace(2.0**-8, -math.log1p(-CUT), 960)
     u = -np.expm1(-e[:-1])
     words = (u * 2.0**bits).astype(np.uint64)
     powers = np.uint64(1) << np.arange(bits - 7, dtype=np.uint64)
@@ -75,13 +75,13 @@ def halves(words: Uint64s, device: str, bits: int) -> Halves:
     )
 
 
-def race(wins: Wins, ratio: float, device: str = "cpu", bits: int = 64, steps: int = 960) -> Race:
+def race(wins: Wins, ratio: float, device: str = "cpu", bits: int = 64) -> Race:
     """What is found of a lighter side whose mass is `ratio` times the heavier's.
 
     A share is allowed half a word, of 64-bit ones two, and what its own word's u lost as it was rounded: near
     1, 2^-24 of 1 - u.
     """
-    heavy = heavy_words(bits, steps)
+    heavy = heavy_words(bits)
     share = winning_words(wins, heavy, device, bits).astype(np.float64) * 2.0**-bits
     u = np.minimum((heavy.astype(np.float64) + 0.5) * 2.0**-bits, CUT)
     e = -np.log1p(-u)

@@ -23,7 +23,9 @@ from tests.kernels import bisection, races
 Say = Callable[[str], None]
 LARGEST = 2.0**14  # |y / temperature| up to which the claim is printed
 SIZES = [1.0, 60.0, 1000.0, LARGEST]
-MEMBERS = {"grouped": range(1, 33), "element": range(1, 2)}
+# Beside group or id 0; draw_in_block compares the groups of one block, GroupDraws those of two.
+OTHER = {"one block": 1, "two blocks": 4, "element": 1}
+ALONE, ANY = range(1, 2), range(1, 33)  # ids of one group
 
 
 class Pair(NamedTuple):
@@ -31,8 +33,8 @@ class Pair(NamedTuple):
 
     light: float
     heavy: float
-    light_ids: int = 1
-    heavy_ids: int = 1
+    light_ids: int
+    heavy_ids: int
 
     @property
     def ratio(self) -> float:
@@ -43,7 +45,7 @@ def variation_claimed(size: float) -> float:
     return 2.0**-20 + 2.0**-23 * size
 
 
-def worst_pair(size: float, gap: float, light_up: bool, members: range = range(1, 2)) -> Pair:
+def worst_pair(size: float, gap: float, light_up: bool, members: range) -> Pair:
     """The pair up to `size`, some `gap` apart, whose log-masses in fp32 are furthest off in opposite ways."""
     light = worst_side(size - gap, 1 if light_up else -1, members)
     heavy = worst_side(size, -1 if light_up else 1, members)
@@ -61,44 +63,42 @@ def worst_side(top: float, sign: int, members: range) -> tuple[float, int]:
     return float(y[at].float()), members[number]
 
 
-def race_of(pair: Pair, name: Noise, first: bool, steps: int, patch: pytest.MonkeyPatch) -> races.Race:
-    """By `sample_logits`, the lighter first or last: of two groups; by `element` of two ids of one Philox
-    call."""
-    logits = torch.full((128,), -math.inf)
-    light, heavy = (0, 1) if first else (1, 0)
-    if name == "grouped":
-        logits[noise.id_of(torch.tensor(light), torch.arange(pair.light_ids))] = pair.light
-        logits[noise.id_of(torch.tensor(heavy), torch.arange(pair.heavy_ids))] = pair.heavy
-    else:
-        logits[light], logits[heavy] = pair.light, pair.heavy
+def race_of(pair: Pair, place: str, first: bool, patch: pytest.MonkeyPatch) -> races.Race:
+    """By `sample_logits`, the lighter of the lower ids if `first`; `element`'s ids share a Philox call."""
+    unit = OTHER[place]
+    light, heavy = (0, unit) if first else (unit, 0)
+    name: Noise = "element" if place == "element" else "grouped"
+    logits = torch.full((256,), -math.inf)
+    for side, y, number in ((light, pair.light, pair.light_ids), (heavy, pair.heavy, pair.heavy_ids)):
+        logits[side if name == "element" else noise.id_of(torch.tensor(side), torch.arange(number))] = y
 
     def wins(heavier: races.Halves, lighter: races.Halves) -> Tensor:
-        if name == "grouped":
-            races.serve(patch, noise.GROUP, {light: lighter, heavy: heavier})
+        if name == "element":
+            races.serve(
+                patch, noise.ELEMENT, {0: (lighter[0], heavier[0]) if first else (heavier[0], lighter[0])}
+            )
         else:
-            lanes = (lighter[0], heavier[0]) if first else (heavier[0], lighter[0])
-            races.serve(patch, noise.ELEMENT, {0: lanes})
+            races.serve(patch, noise.GROUP, {light: lighter, heavy: heavier})
         rows = len(heavier[0])
         ids = sample_logits(logits.expand(rows, -1), seed=torch.arange(rows), noise=name).ids[:, 0]
-        return (noise.group_of(ids) if name == "grouped" else ids) == light
+        return (ids if name == "element" else noise.group_of(ids)) == light
 
-    return races.race(wins, pair.ratio, bits=64 if name == "grouped" else 32, steps=steps)
+    return races.race(wins, pair.ratio, bits=32 if name == "element" else 64)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["grouped", "element"])
+@pytest.mark.parametrize("place", list(OTHER))
 def test_the_worst_pairs_hold_the_claim(
-    name: Noise, size: float, monkeypatch: pytest.MonkeyPatch, say: Say
+    place: str, size: float, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     """Two about as heavy, where the total variation is largest, and a lighter one, whose own error is."""
-    steps = 1920 if size == LARGEST else 960
     for gap, up in ((0.0, True), (min(5.0, size), True), (min(5.0, size), False)):
-        pair = worst_pair(size, gap, up, MEMBERS[name])
-        found = race_of(pair, name, up, steps, monkeypatch)
+        pair = worst_pair(size, gap, up, ALONE if place == "element" else ANY)
+        found = race_of(pair, place, up, monkeypatch)
         share = pair.ratio / (1 + pair.ratio)
         variation = abs(found.error) * share
         say(
-            f"{name}, |y| {size:g}, p {share:.3g}: {found}, off by {found.error:.2g} relative, "
+            f"{place}, |y| {size:g}, p {share:.3g}: {found}, off by {found.error:.2g} relative, "
             f"total variation {variation:.2g}, by the shares under {found.off / 4:.2g}"
         )
         assert 0.99 <= found.lower <= found.upper <= 1.01
@@ -111,7 +111,7 @@ def test_the_worst_members_of_a_group_hold_the_claim(
 ) -> None:
     """Two ids of one group, by bisection over the 2**64 words of the draw inside."""
     for gap, up in ((0.0, True), (min(5.0, size), True), (min(5.0, size), False)):
-        pair = worst_pair(size, gap, up)
+        pair = worst_pair(size, gap, up, ALONE)
         logits = torch.full((128,), -math.inf)
         logits[:2] = torch.tensor([pair.light, pair.heavy])  # both of group 0
 
@@ -129,10 +129,10 @@ def test_the_worst_members_of_a_group_hold_the_claim(
         assert abs(wrong) <= min(0.01 * share, variation_claimed(size))
 
 
-@pytest.mark.parametrize("name", ["grouped", "element"])
-def test_the_size_is_not_much_understated(name: Noise, monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
+@pytest.mark.parametrize("place", list(OTHER))
+def test_the_size_is_not_much_understated(place: str, monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
     """Eight times as far the lighter side of such a pair is no longer within 1 %."""
-    pair = worst_pair(8 * LARGEST, 5.0, True, MEMBERS[name])
-    found = race_of(pair, name, True, 960, monkeypatch)
-    say(f"{name}, |y| {8 * LARGEST:g}: {found}, off by {found.error:.2g} relative")
+    pair = worst_pair(8 * LARGEST, 5.0, True, ALONE if place == "element" else ANY)
+    found = race_of(pair, place, True, monkeypatch)
+    say(f"{place}, |y| {8 * LARGEST:g}: {found}, off by {found.error:.2g} relative")
     assert found.lower > 1.01
