@@ -111,7 +111,7 @@ def audit(records: dict[Path, Record], folder: str, word: str, *, page: Path) ->
     for record in found.values():
         for result in _tested(record):
             newest.setdefault((sampler(result), result.test, _level(record)), _commit(record))
-    found = dict(sorted(found.items(), key=lambda item: (not _has_ours(item[1]), item[0])))
+    found = dict(sorted(found.items(), key=lambda item: (*_breadth(item[1]), item[0])))
     shown = {
         file: [
             result
@@ -156,8 +156,10 @@ def _level(record: Record) -> object:
     return record.settings.get("level")
 
 
-def _has_ours(record: Record) -> bool:
-    return any(result.sampler == "fused" for result in _tested(record))
+def _breadth(record: Record) -> tuple[bool, int]:
+    """What sorts runs with ours first, and those of many samplers."""
+    names = {sampler(result) for result in _tested(record)}
+    return not any(name.startswith("fused") for name in names), -len(names)
 
 
 def _drawn(record: Record) -> str:
