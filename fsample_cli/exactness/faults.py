@@ -25,7 +25,7 @@ def sampler(faulty: Faulty) -> Draw:
     def draw(hidden: Tensor, weight: Tensor, *, temperature: float, seed: int, position: int) -> Tensor:
         generator = _generator(hidden.device, seed, position)
         kinds, kind = hidden[:1], None
-        if bool((hidden != kinds).any()):  # few of the battery's calls
+        if bool((hidden != kinds).any()):
             kinds, kind = torch.unique(hidden, dim=0, return_inverse=True)
         logits = (kinds.double() @ weight.double().T) / temperature  # [kinds, V]
         if kind is None:
@@ -42,9 +42,8 @@ def sampler(faulty: Faulty) -> Draw:
 def _generator(device: torch.device, seed: int, position: int) -> torch.Generator:
     mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
     mixed = ((mixed ^ (mixed >> 31)) * 0xD6E8FEB86659FD93) % 2**64
-    return torch.Generator(device).manual_seed(
-        (mixed ^ (mixed >> 32)) % 2**63
-    )  # a CPU's reads the lower half
+    mixed = (mixed ^ (mixed >> 32)) % 2**63  # a generator on a CPU reads the lower half
+    return torch.Generator(device).manual_seed(mixed)
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

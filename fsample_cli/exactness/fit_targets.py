@@ -21,15 +21,12 @@ TEMPERATURES = (0.3, 0.7, 1.3, 2.0, 10.0)
 WIDE_TEMPERATURES = (0.7, 2.0)  # on whole vocabularies
 # Not 0, at which some samplers divide: the best id leads by 1, so others have e^-64 of its mass.
 COLD = 1 / 64
-KINDS = (
-    7  # parts no tile of rows: one that is drawn for another 16, 64, 96 or 192 on has the wrong distribution
-)
+# Parts no tile of rows: one drawn for another 16, 64, 96 or 192 on has the wrong distribution.
+KINDS = 7
 SMALLEST_VOCAB = 512  # below it ids have no halves worth a test of their own
 RAGGED_VOCABS = (129, 1000)  # their last tile of 128 has 1 id, and 104
-FAR = (
-    -120.0,
-    120.0,
-)  # beyond the exponent's range of fp32, 88, where the largest logit is not taken off first
+# Beyond 88, the exponent's range of fp32, where the largest logit is not taken off first.
+FAR = (-120.0, 120.0)
 SMALL_BATCHES = (1, 3)
 SMALL_CALLS = 100  # times `plan.samples`
 TILE = 128  # ids: every kernel's tiles, groups and lanes repeat at it or at a part or multiple of it

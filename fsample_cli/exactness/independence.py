@@ -30,10 +30,8 @@ COARSE = 8
 # (steps, rows): neighbours, tiles of 16, 64 and 128 rows, and diagonals, where seed + row + step would meet
 LAGS = ((0, 1), (0, 2), (0, 16), (0, 64), (0, 128), (1, 0), (2, 0), (1, 1), (1, -1))
 SAMPLES = 4
-BITS = {
-    False: 32,
-    True: 64,
-}  # of a seed; torch's generator on a CPU reads no more, those of our library are 64
+# Bits of a seed: torch's generator on a CPU reads no more than 32; ours have 64.
+SEED_BITS, OUR_SEED_BITS = 32, 64
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:
@@ -64,9 +62,8 @@ def run(subject: Subject, plan: Plan) -> list[TestResult]:
             forms.by_row(subject.library, hidden, weight, seed=seed, position=step, num_samples=SAMPLES).ids
             for step in range(steps, steps + max(1, steps // SAMPLES))
         ]
-        samples = torch.stack(
-            calls
-        )  # [steps / SAMPLES, rows, SAMPLES], at positions that `grid` does not use
+        # [steps / SAMPLES, rows, SAMPLES], at positions that `grid` does not use
+        samples = torch.stack(calls)
         first, second = samples[..., :-1], samples[..., 1:]
         results.append(_agreements(case, "sample+1", first, second))
         results.append(_agreements(case, "sample+1 row-1", first[:, 1:], second[:, :-1]))
@@ -182,7 +179,7 @@ def _seed_bits(case: Case, target: targets.Target, rows: int, seed: int, plan: P
     base = draw_grid(case.subject, target, 1, rows, seed, plan)
     same = [
         int((draw_grid(case.subject, target, 1, rows, seed ^ (1 << bit), plan) == base).sum())
-        for bit in range(BITS[case.subject.library is not None])
+        for bit in range(SEED_BITS if case.subject.library is None else OUR_SEED_BITS)
     ]
     worst = max(range(len(same)), key=lambda bit: same[bit])
     note = f"most at bit {worst}: {same[worst]} of {rows}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fsample_cli.exactness import forms, oracle, targets
 from fsample_cli.exactness.draws import Histogram
+from fsample_cli.exactness.fit_targets import KINDS
 from fsample_cli.exactness.goodness_of_fit import chi_squared
 from fsample_cli.exactness.outcomes import Case
 from fsample_cli.exactness.plan import Plan
@@ -19,8 +20,7 @@ from fsample_kernels import checked
 from fsample_kernels.types import SampleResult
 
 TEST = "invariance"
-# Two rows past tiles of 64 and 192, of so many distributions that no tile of rows holds them evenly
-ROWS, KINDS = forms.BATCHES[-1], 7
+ROWS = forms.BATCHES[-1]  # two past tiles of 64 and 192
 
 
 def run(subject: Subject, plan: Plan) -> list[TestResult]:

@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "u-is-one",
         "a uniform may round to 1",
         "tails",
-        "standard",
+        "deep",
         faults.sampler(faults.u_is_one),
         gaps=(30.0, 40.0),
     ),

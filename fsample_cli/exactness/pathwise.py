@@ -46,11 +46,8 @@ def _one(subject: Subject, library: Library, algorithm: str, vocab: int, plan: P
         position: int | Tensor
         temperature: float | Tensor
         if call % 2:
-            seed, position, temperature = (
-                plan.case_seed(f"{case.name} {call}"),
-                noise.MAX_POSITION - call,
-                0.5,
-            )
+            seed, position = plan.case_seed(f"{case.name} {call}"), noise.MAX_POSITION - call
+            temperature = 0.5
             result = forms.plain(
                 library, hidden, weight, temperature=temperature, seed=seed, position=position
             )

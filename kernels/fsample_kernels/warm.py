@@ -73,9 +73,12 @@ def warm_up(
     _check(max_batch, workers)
     checks.matrix("weight", weight)
     rows = _rows_given(temperature, seed, position, logit_bias, mask)
-    # Of another dtype, perhaps one that torch fills with nothing, the check of both says what it must be.
-    dtype = weight.dtype if weight.dtype in checks.HALF_OR_SINGLE else torch.float32
-    hidden = torch.zeros(weight.shape[1], dtype=dtype, device=weight.device).expand(rows, -1)
+    if weight.dtype not in checks.HALF_OR_SINGLE:
+        raise ValueError(
+            f"weight must be bfloat16, float16 or float32, got {checks.dtype_name(weight.dtype)}; "
+            "convert it first, a quantised head with its scales"
+        )
+    hidden = torch.zeros(weight.shape[1], dtype=weight.dtype, device=weight.device).expand(rows, -1)
     example = validation.head_problem(
         hidden, weight, temperature=temperature, seed=seed, position=position, num_samples=num_samples,
         head_bias=head_bias, logit_scale=logit_scale, softcap=softcap, logit_bias=logit_bias, mask=mask,

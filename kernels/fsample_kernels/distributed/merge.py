@@ -55,12 +55,12 @@ def merge_log_mass(
         [[150]]
     """
     num_rows = _check_candidates(ids, lse)
-    seed = checks.seed_bits(seed, ids, num_rows)
-    position = checks.steps(position, ids, num_rows)
     if isinstance(greedy, Tensor):
         checks.per_row("greedy", greedy, ids, num_rows, (torch.bool,))
     else:
         checks.flag("greedy", greedy)
+    seed = checks.seed_bits(seed, ids, num_rows)
+    position = checks.steps(position, ids, num_rows)
     with torch.no_grad():
         merged = merge_checked(ids, _spoiled(lse, position, greedy), seed, position, greedy)
     none = merged.ids < 0

@@ -140,7 +140,8 @@ def make_header(
     first = -1 if first_id is None else integer("first_id", first_id)
     if first_id is not None and not 0 <= first <= MAX_COLUMNS:
         raise ValueError(
-            f"first_id must be an integer, 0 or above, at most 2**31 - 4096, or None, got {shown(first)}"
+            f"first_id must be an integer, 0 or above, at most 2**31 - 4096, or None, got {shown(first)}; "
+            "it is the id of the shard's first row"
         )
     head_bias, *others = features
     named = zip(
