@@ -84,8 +84,8 @@ def run_check(check: Check, subject: Subject, plan: Plan) -> list[TestResult]:
 
 # The far tail of Pearson's statistic and of G is heavier than the chi-squared law that gives their p-values.
 # Over the cells that `goodness_of_fit.near_the_law` admits, right samplers are beyond it up to 3.9 times as
-# often at p = 5e-8, 3.3 times at 1e-7, 2.2 times at 1e-6. Holm takes these p-values for that much larger. This
-# bounds the false alarms of 5,000 p-values at `holm.SMALLEST_ALPHA`; it is not shown further out.
+# often at p = 5e-8, 3.3 times at 1e-7, 2.2 times at 1e-6. Holm takes these p-values for that much larger.
+# This bounds the false alarms of 5,000 p-values at `holm.SMALLEST_ALPHA`; it is not shown further out.
 CHI_SQUARED_TAIL = 4.0
 
 

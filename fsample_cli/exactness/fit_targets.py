@@ -110,9 +110,11 @@ def _peaks(subject: Subject, plan: Plan) -> list[TestResult]:
     drawn = _together(case, kinds, plan)
     if drawn.out_of_range:
         return [case.rule("range", True, drawn.draws, drawn.complaint)]
-    mass = float(kinds[0].probabilities[likely[0]])
+    others = 1 - float(kinds[0].probabilities[likely[0]])
     return [
-        case.events(f"peak {kind}", int(counts[at]), int(counts.sum()), mass, "mass of the likely id")
+        case.events(
+            f"peak {kind}", int(counts.sum() - counts[at]), int(counts.sum()), others, "mass of the other ids"
+        )
         for kind, (counts, at) in enumerate(zip(drawn.counts, likely, strict=True))
     ]
 
