@@ -55,7 +55,7 @@ SIZES: dict[Level, Size] = {
     "standard": Size(
         vocabs=(512, 32_000, 151_936),
         fit_draws=100_000,
-        fit_logits=100_000_000,
+        fit_logits=70_000_000,
         focus_draws=1_000_000,
         focus=("flat", "two-scale"),
         gaps=(10.0, 13.0, 15.0, 18.0, 20.0, 23.0, 30.0, 40.0),
@@ -99,7 +99,7 @@ EVERY_VOCAB = SIZES["deep"].vocabs
 ON_GPU: dict[Level, OnGpu] = {
     "quick": OnGpu(SIZES["quick"].vocabs, 25, (10.0, 13.0, 15.0, 17.0, 19.0, 40.0), 1000.0, 2**34),
     "standard": OnGpu(
-        EVERY_VOCAB, 30, (10.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0, 30.0, 40.0), 1000.0, 60_000_000_000
+        EVERY_VOCAB, 40, (10.0, 13.0, 15.0, 17.0, 19.0, 21.0, 23.0, 30.0, 40.0), 1000.0, 60_000_000_000
     ),
     "deep": OnGpu(EVERY_VOCAB, 8, SIZES["deep"].gaps, 1000.0, 140_000_000_000),
 }
