@@ -17,7 +17,8 @@ from fsample_cli.errors import BROKEN_PIPE, INTERRUPTED, FsampleError
 
 Fsample = Callable[..., Any]
 STUB = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 sys.argv = ["fsample", "presets"]
 import fsample_cli.reporters
 {body}
